@@ -1,0 +1,74 @@
+"""`longspan`: finds the verb, imports only its module, and turns errors into one paragraph and an exit code."""
+
+import sys
+from importlib import import_module
+
+import click
+
+from longspan import __version__
+from longspan.errors import LongspanError
+
+# verb -> (module, one line of help). The help stands here so that `longspan --help` imports no verb.
+VERBS: dict[str, tuple[str, str]] = {
+}
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the verb's module and returns its `command`."""
+        if cmd_name not in VERBS:
+            return None
+        command = import_module(VERBS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the verbs without importing them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="longspan")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Serve one large language model across many GPUs and machines, and prove that it works."""
+    ctx.obj = {"debug": debug}
+
+
+def run() -> None:
+    """The entry point: no traceback reaches a user unless `--debug` is given."""
+    debug = "--debug" in sys.argv[1:2]
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except LongspanError as error:
+        if debug:
+            raise
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {error.what}", err=True)
+        if error.remedy:
+            click.echo(f"  {error.remedy}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(
+            f"{click.style('bug:', fg='red', bold=True)} {type(error).__name__}: {error}\n"
+            "  This is an error in Longspan. Run again as `longspan --debug …` and report the traceback.",
+            err=True,
+        )
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,104 @@
+"""Every error that a user can meet: what was seen and why it matters, what to do, and an exit code.
+
+All classes live in this one file so that the exit codes stay unique (`tests/test_errors.py` checks it) and
+`docs/exit-codes.md` can be generated from it. 0 is success, 1 an error of ours, 2 a wrong command line, 130 Ctrl-C.
+"""
+
+from typing import ClassVar
+
+
+class LongspanError(Exception):
+    """An expected error: shown to the user as one paragraph, never as a traceback.
+
+    Args:
+        what: what was seen and why it matters, one or two sentences.
+        remedy: what to do now, as an instruction.
+    """
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.remedy}".strip()
+
+
+class InputError(LongspanError):
+    """A value on the command line or in a file of the user's is wrong."""
+
+    exit_code = 10
+
+
+class ModelError(LongspanError):
+    """The model cannot be read: no config.json, a missing or contradictory field."""
+
+    exit_code = 11
+
+
+class LayoutError(LongspanError):
+    """The layout asked for is illegal for this model, in the words vLLM would use."""
+
+    exit_code = 12
+
+
+class CapacityError(LongspanError):
+    """More GPUs, memory or disk than there is."""
+
+    exit_code = 13
+
+
+class PortError(LongspanError):
+    """A port that must be ours is taken."""
+
+    exit_code = 14
+
+
+class EngineMissingError(LongspanError):
+    """vLLM or Ray is not installed, or is too old."""
+
+    exit_code = 15
+
+
+class RayError(LongspanError):
+    """Ray did not start, is of another version, or could not be joined."""
+
+    exit_code = 16
+
+
+class HostError(LongspanError):
+    """A host cannot be reached, or a command on it failed."""
+
+    exit_code = 17
+
+
+class LaunchError(LongspanError):
+    """A phase of the launch failed or took too long."""
+
+    exit_code = 18
+
+
+class ProofError(LongspanError):
+    """The deployment answers, but its answers are not those of the checkpoint."""
+
+    exit_code = 19
+
+
+class DeploymentExistsError(LongspanError):
+    """Another deployment runs under this name."""
+
+    exit_code = 20
+
+
+class NoDeploymentError(LongspanError):
+    """Nothing runs under this name."""
+
+    exit_code = 21
+
+
+class ControlPlaneError(LongspanError):
+    """The controller or an agent does not answer."""
+
+    exit_code = 22
