@@ -65,10 +65,14 @@ def layer(room: str) -> int | None:
 
 def may_do_io(name: str) -> bool:
     """Whether the module is marked as a door to the outside."""
-    return any(name == entry or (entry.endswith(".*") and name.startswith(entry[:-1])) for entry in IO_MODULES)
+    return any(
+        name == entry or (entry.endswith(".*") and name.startswith(entry[:-1])) for entry in IO_MODULES
+    )
 
 
-@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_imports_go_down(name: str, path: Path) -> None:
     """A room imports only rooms below it, never a sibling and never one above."""
     room = name.split(".")[0]
@@ -83,7 +87,9 @@ def test_imports_go_down(name: str, path: Path) -> None:
         assert own < layer(other), f"{name} imports {target}"  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_pure_modules_stay_pure(name: str, path: Path) -> None:
     """A module without the I/O mark imports neither engines nor clocks nor the system, and no marked module."""
     if may_do_io(name):

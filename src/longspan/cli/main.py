@@ -9,8 +9,7 @@ from longspan import __version__
 from longspan.errors import LongspanError
 
 # verb -> (module, one line of help). The help stands here so that `longspan --help` imports no verb.
-VERBS: dict[str, tuple[str, str]] = {
-}
+VERBS: dict[str, tuple[str, str]] = {}
 
 
 class LazyGroup(click.Group):

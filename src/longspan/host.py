@@ -1,0 +1,145 @@
+"""The only door to subprocesses and SSH. Everything above asks a `Host` to run an argv and reads a `Completed`."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from longspan.errors import HostError
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a command left: its exit status and its text."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Host(Protocol):
+    """A machine that runs commands."""
+
+    @property
+    def name(self) -> str:
+        """How people call it."""
+        ...
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """Runs one command to its end. A command that fails is no error here; one that cannot run is.
+
+        Raises:
+            HostError: the host cannot be reached, the program does not exist, or the time ran out.
+        """
+        ...
+
+
+def _run(
+    name: str, argv: Sequence[str], timeout_seconds: float, env: Mapping[str, str] | None, stdin: str | None
+) -> Completed:
+    try:
+        done = subprocess.run(
+            list(argv),
+            capture_output=True,
+            timeout=timeout_seconds,
+            env=None if env is None else {**os.environ, **env},
+            input=None if stdin is None else stdin.encode(),
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise HostError(f"{argv[0]!r} is not installed on {name}.") from error
+    except subprocess.TimeoutExpired as error:
+        raise HostError(f"{argv[0]!r} on {name} did not end within {timeout_seconds:.0f} s.") from error
+    return Completed(
+        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHost:
+    """This machine."""
+
+    name: str = "localhost"
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """See `Host.run`."""
+        return _run(self.name, argv, timeout_seconds, env, stdin)
+
+
+@dataclass(frozen=True, slots=True)
+class SshHost:
+    """A machine behind the system's `ssh`, so that the user's configuration, agent and jump hosts work.
+
+    Attributes:
+        target: what one would type after `ssh`: an alias, a host or user@host.
+        options: further `-o` values, such as `IdentityFile=…`.
+    """
+
+    name: str
+    target: str
+    options: tuple[str, ...] = ()
+
+    def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+        """The ssh command line; every word is quoted, since the far side's shell splits it again."""
+        words = [f"{key}={value}" for key, value in (env or {}).items()]
+        remote = shlex.join(["env", *words, *argv] if words else list(argv))
+        options = [part for option in self.options for part in ("-o", option)]
+        return ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *options, "--", self.target, remote]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """See `Host.run`. ssh's own failures (status 255) are told apart from the command's."""
+        done = _run(self.name, self.argv(argv, env), timeout_seconds, None, stdin)
+        if done.returncode == 255:
+            reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+            raise HostError(
+                f"{self.name} cannot be reached: {reason[0]}", f"Try `ssh {self.target} true` until it works."
+            )
+        return done
+
+
+@dataclass(slots=True)
+class RecordedHost:
+    """A stand-in for tests: answers with recorded output and remembers what was asked."""
+
+    name: str
+    answers: dict[tuple[str, ...], Completed]
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """Looks the command up; one that was not recorded is a program that is not installed."""
+        self.asked.append(tuple(argv))
+        try:
+            return self.answers[tuple(argv)]
+        except KeyError:
+            raise HostError(f"{argv[0]!r} is not installed on {self.name}.") from None
