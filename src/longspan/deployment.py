@@ -79,10 +79,5 @@ class DeploymentSpec:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "DeploymentSpec":
         """The inverse of `to_json`."""
-        nodes = tuple(
-            NodeSpec(**{**node, "gpu_ids": tuple(node["gpu_ids"])}) for node in document["nodes"]
-        )
-        return cls(
-            **{**document, "nodes": nodes, "vllm_arguments": tuple(document["vllm_arguments"])}
-        )
-
+        nodes = tuple(NodeSpec(**{**node, "gpu_ids": tuple(node["gpu_ids"])}) for node in document["nodes"])
+        return cls(**{**document, "nodes": nodes, "vllm_arguments": tuple(document["vllm_arguments"])})

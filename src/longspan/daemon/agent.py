@@ -147,7 +147,9 @@ class Agent:
                 await self._stop_all(command["call"])
             case "call":
                 try:
-                    value = await functions.FUNCTIONS[command["what"]](command["arguments"], self.config.run_dir)
+                    value = await functions.FUNCTIONS[command["what"]](
+                        command["arguments"], self.config.run_dir
+                    )
                     self._tell({"kind": "answered", "call": command["call"], "value": value})
                 except Exception as error:  # noqa: BLE001 - whatever went wrong is the answer
                     text = str(error) or type(error).__name__

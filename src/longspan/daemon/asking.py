@@ -23,7 +23,13 @@ async def ask(question: Ask, machine: Steps, api_key: str) -> dict[str, Any]:
 async def first_token(base_url: str, api_key: str, model: str) -> dict[str, Any]:
     """One completion through the gateway, streamed, so that the first token's time is its own."""
     began = time.monotonic()
-    body = {"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "stream": True}
+    body = {
+        "model": model,
+        "prompt": "The capital of France is",
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": True,
+    }
     headers = {"Authorization": f"Bearer {api_key}"}
     async with (
         aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=300)) as session,
@@ -46,4 +52,8 @@ async def first_token(base_url: str, api_key: str, model: str) -> dict[str, Any]
                 text += event["choices"][0]["text"]
     if ttft_seconds is None:
         raise RuntimeError("the stream ended without a token")
-    return {"ttft_seconds": round(ttft_seconds, 3), "text": text, "detail": f"{text.strip()!r} after {ttft_seconds:.2f} s"}
+    return {
+        "ttft_seconds": round(ttft_seconds, 3),
+        "text": text,
+        "detail": f"{text.strip()!r} after {ttft_seconds:.2f} s",
+    }

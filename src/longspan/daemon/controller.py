@@ -28,7 +28,16 @@ from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, ProtocolError, command_to_json, event_from_json
 from longspan.deployment import DeploymentSpec
 from longspan.launch import steps
-from longspan.launch.steps import Action, AgentJoined, AgentSilent, Answered, Ask, DownAsked, Event, StartFailed
+from longspan.launch.steps import (
+    Action,
+    AgentJoined,
+    AgentSilent,
+    Answered,
+    Ask,
+    DownAsked,
+    Event,
+    StartFailed,
+)
 
 SILENT_AFTER_SECONDS = 3.0
 
@@ -134,7 +143,9 @@ class Controller:
             "mark": self.mark,
             # Nodes on this machine are told apart; the engine's key must lie where the gateway's agent looks.
             "run_dir": self.paths.run_dir,
-            "log_dir": str(self.places.logs / name) if node is None or not node.ssh else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
+            "log_dir": str(self.places.logs / name)
+            if node is None or not node.ssh
+            else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
         }
         try:
             await starting.start_agent(node, config, self.spec.ray_address)

@@ -93,7 +93,9 @@ async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any
     path = Path(arguments["model"])
     if not path.is_absolute():
         return None
-    found = await asyncio.to_thread(digest.digest_checkpoint, path, nonce=arguments["nonce"], full=arguments["full"])
+    found = await asyncio.to_thread(
+        digest.digest_checkpoint, path, nonce=arguments["nonce"], full=arguments["full"]
+    )
     return found.to_json()
 
 

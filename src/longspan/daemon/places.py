@@ -36,7 +36,8 @@ class Places:
         """
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", name):
             raise InputError(
-                f"{name!r} cannot be a deployment's name.", "Use up to 31 of a-z, 0-9 and '-', a letter or digit first."
+                f"{name!r} cannot be a deployment's name.",
+                "Use up to 31 of a-z, 0-9 and '-', a letter or digit first.",
             )
         return cls(state_root() / name)
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-MARK = "LONGSPAN_MARK"
+from longspan.launch.words import MARK_VARIABLE
+
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 SHM = Path("/dev/shm")
 
@@ -78,14 +79,17 @@ def marked(mark: str) -> set[int]:
 
     Only processes in our own network namespace count: containers and lab hosts may share the process table.
     """
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
     own_net = _net_namespace("self")
     found = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0") and _net_namespace(entry.name) == own_net:
+            if (
+                wanted in (entry / "environ").read_bytes().split(b"\0")
+                and _net_namespace(entry.name) == own_net
+            ):
                 found.add(int(entry.name))
         except OSError:
             continue
@@ -158,7 +162,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Starts one process in a session of its own, its output appended to `log`, our mark in its environment."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    full_env = {**os.environ, **env, MARK: mark, "PYTHONUNBUFFERED": "1"}
+    full_env = {**os.environ, **env, MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as out:
         child = subprocess.Popen(
             list(argv),

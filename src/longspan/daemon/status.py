@@ -17,7 +17,12 @@ def _phases(machine: steps.Steps, now: float) -> list[dict[str, Any]]:
         failed = machine.failure is not None and machine.failure.phase == phase
         state = "failed" if failed else "done" if ended is not None else "running"
         found.append(
-            {"phase": phase, "state": state, "seconds": round((ended or now) - started, 3), "detail": _detail(machine, phase)}
+            {
+                "phase": phase,
+                "state": state,
+                "seconds": round((ended or now) - started, 3),
+                "detail": _detail(machine, phase),
+            }
         )
     return found
 

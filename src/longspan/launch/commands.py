@@ -7,7 +7,7 @@ from typing import Any
 
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.errors import InputError
-from longspan.launch.engine_main import KEY_FILE_VARIABLE
+from longspan.launch.words import KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
 
 # Flags that decide where ranks run and who may talk to them. Longspan owns them: a second opinion would make
 # `status` lie. Value: what to use instead.
@@ -59,8 +59,6 @@ NODE_LOCAL_VARIABLES = (
     "OLDPWD",
 )
 
-# Ray's fixed ports on each node; the engine's own rendezvous uses the ephemeral range, which must be open too.
-RAY_PORT_OFFSETS = {"node_manager": 1, "object_manager": 2, "metrics_export": 3, "runtime_env_agent": 4, "agent": 5}
 OBJECT_STORE_BYTES = 200 * (1 << 20)  # ranks exchange nothing through it but actor arguments
 
 
@@ -119,47 +117,56 @@ def device_environment(spec: DeploymentSpec) -> dict[str, str]:
     """What the engine needs to run on the plan's device."""
     if spec.device != "cpu":
         return {}
-    ranks_on_a_node = max(min(node.gpus, spec.world_size) for node in spec.used_nodes())
-    env = {
+    return {
         "LONGSPAN_DEVICE": "cpu",
-        "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB a rank
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
-    del ranks_on_a_node
-    return env
 
 
 def ray_start(
-    node: NodeSpec, *, head: bool, head_address: str, port: int, temp_dir: str, token_file: str, own_port: int
+    node: NodeSpec,
+    *,
+    head: bool,
+    head_address: str,
+    port: int,
+    own_ports: Sequence[int],
+    temp_dir: str,
+    token_file: str,
 ) -> Process:
-    """`ray start --block`: in the foreground, so that its daemons are our descendants and die by pid."""
-    common = [
-        f"--node-ip-address={node.address}",
-        f"--num-gpus={node.gpus}",
-        f"--object-store-memory={OBJECT_STORE_BYTES}",
-        "--disable-usage-stats",
-        "--block",
-        *(f"--{name.replace('_', '-')}-port={own_port + offset}" for name, offset in _ports().items()),
-    ]
+    """`ray start --block`: in the foreground, so that its daemons are our descendants and die by pid.
+
+    Args:
+        port: of the head's GCS.
+        own_ports: two free ports of this node, for what Ray would otherwise bind to a fixed port (client server,
+            dashboard agent) and collide on with another Ray of this machine.
+        temp_dir: this node's own: nodes that share one read each other's logs and name the wrong node.
+    """
     where = (
-        ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={temp_dir}"]
+        ["--head", f"--port={port}", f"--ray-client-server-port={own_ports[0]}", "--include-dashboard=false"]
         if head
         else [f"--address={head_address}:{port}"]
     )
+    argv = (
+        node.python, "-m", "longspan.launch.ray_main", "start", *where,
+        f"--node-ip-address={node.address}",
+        f"--num-gpus={node.gpus}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--dashboard-agent-listen-port={own_ports[1]}",
+        f"--temp-dir={temp_dir}",
+        "--disable-usage-stats",
+        "--block",
+    )  # fmt: skip
     env = {**ray_environment(token_file), **node.env}
     if node.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
-    argv = (node.python, "-m", "longspan.launch.ray_main", "start", *where, *common)
     return Process("ray", argv, "ray", env)
 
 
-def _ports() -> dict[str, int]:
-    return {name: offset for name, offset in RAY_PORT_OFFSETS.items() if name in {"node_manager", "object_manager"}}
-
-
-def engine_arguments(spec: DeploymentSpec, *, host: str, port: int, max_model_len: int | None = None) -> list[str]:
+def engine_arguments(
+    spec: DeploymentSpec, *, host: str, port: int, max_model_len: int | None = None
+) -> list[str]:
     """vLLM's command line after `vllm`, the same for both executors."""
     arguments = [
         "serve", spec.model,
@@ -173,7 +180,11 @@ def engine_arguments(spec: DeploymentSpec, *, host: str, port: int, max_model_le
     if spec.revision:
         arguments += ["--revision", spec.revision]
     given = {argument.split("=", 1)[0].replace("_", "-") for argument in spec.vllm_arguments}
-    if spec.device == "cpu" and spec.pp > 1 and not given & {"--compilation-config", "-O", "-cc", "--enforce-eager"}:
+    if (
+        spec.device == "cpu"
+        and spec.pp > 1
+        and not given & {"--compilation-config", "-O", "-cc", "--enforce-eager"}
+    ):
         # Without a warm-up, PP > 1 on the CPU dies at the first request (vLLM 0.32: intermediate_tensors is None);
         # this mode warms up and needs no compiler.
         arguments += ["--compilation-config", json.dumps({"mode": 2, "backend": "eager"})]
@@ -184,7 +195,7 @@ def engine_arguments(spec: DeploymentSpec, *, host: str, port: int, max_model_le
 
 def front_environment(spec: DeploymentSpec, *, key_file: str, config_dir: str) -> dict[str, str]:
     """The environment of the process that runs vLLM's front end under the Ray executor."""
-    env = {
+    return {
         **device_environment(spec),
         # Always set: vLLM would sort the bundles by random node id otherwise.
         "VLLM_RAY_BUNDLE_INDICES": ",".join(map(str, range(spec.world_size))),
@@ -193,7 +204,6 @@ def front_environment(spec: DeploymentSpec, *, key_file: str, config_dir: str) -
         "VLLM_CONFIG_ROOT": config_dir,
         KEY_FILE_VARIABLE: key_file,
     }
-    return env
 
 
 def launcher(
@@ -211,18 +221,27 @@ def launcher(
     wanted = {
         "name": f"longspan-{spec.name}-r0",
         "ray_address": ray_address,
+        "node_ip_address": first.address,
         "ray_timeout_seconds": 120,
         "reserve_timeout_seconds": 120,
         "rank_addresses": [node.address for node in ranks],
         "executor": spec.executor,
-        "env": {**mark, "SPT_NOENV": "1", **device_environment(spec)},
+        "env": {**mark, "SPT_NOENV": "1", **device_environment(spec), **_hook_environment(spec)},
         "front_env": dict(front_env),
         "arguments": list(arguments),
-        "node_env": {node.address: dict(node.env) for node in spec.used_nodes()} if spec.ray_address else {},
+        "joined": bool(spec.ray_address),
     }
     env = {**(ray_environment(token_file) if token_file else {"SPT_NOENV": "1"}), **mark, **first.env}
     argv = (first.python, "-m", "longspan.launch.ray_driver")
     return Process("launcher", argv, "engine", env, json.dumps(wanted))
+
+
+def _hook_environment(spec: DeploymentSpec) -> dict[str, str]:
+    """What the worker set-up hook reads in a Ray that we joined: each node's own values, by its address."""
+    if not spec.ray_address:
+        return {}
+    by_address = {node.address: dict(node.env) for node in spec.used_nodes()}
+    return {NODE_ENV_VARIABLE: json.dumps(by_address)}
 
 
 def mp_rank(

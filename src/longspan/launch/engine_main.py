@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-KEY_FILE_VARIABLE = "LONGSPAN_ENGINE_KEY_FILE"
+from longspan.launch.words import KEY_FILE_VARIABLE
 
 
 def answer_for_cpu_build() -> None:

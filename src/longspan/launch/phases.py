@@ -20,7 +20,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 _PHASES: tuple[tuple[EnginePhase, re.Pattern[str]], ...] = (
     ("ready", re.compile(r"Application startup complete")),
-    ("warm-up", re.compile(r"Warming up|GPU KV cache size|CPU KV cache|Capturing CUDA graph|init engine .* took")),
+    (
+        "warm-up",
+        re.compile(r"Warming up|GPU KV cache size|CPU KV cache|Capturing CUDA graph|init engine .* took"),
+    ),
     ("loading", re.compile(r"Starting to load model|Loading safetensors|Loading weights took")),
 )
 

@@ -19,9 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from longspan.launch import engine_main
-from longspan.launch.ray_events import EVENT_MARK
-
-
+from longspan.launch.words import EVENT_MARK
 
 
 def report(event: str, **fields: Any) -> None:
@@ -106,7 +104,7 @@ def strategy(group: PlacementGroup, bundle: int) -> PlacementGroupSchedulingStra
 def run(wanted: dict[str, Any]) -> int:
     """Reserves, starts, and stays until the engine ends or this process is stopped."""
     runtime_env: dict[str, Any] = {"env_vars": wanted["env"]}
-    if wanted.get("node_env"):
+    if wanted["joined"]:
         # A joined Ray: its workers were started without our per-node values, so a hook sets them in each.
         runtime_env["worker_process_setup_hook"] = "longspan.launch.worker_hook.apply"
     ray.init(

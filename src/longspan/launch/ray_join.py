@@ -41,7 +41,12 @@ def start_agent(python: str, config: str) -> str:
 
     env = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_JOB", "RAY_RAYLET"))}
     done = subprocess.run(
-        [python, "-m", "longspan.daemon.agent"], input=config.encode(), capture_output=True, env=env, check=False, timeout=60
+        [python, "-m", "longspan.daemon.agent"],
+        input=config.encode(),
+        capture_output=True,
+        env=env,
+        check=False,
+        timeout=60,
     )
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace").strip()[-400:])

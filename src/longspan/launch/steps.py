@@ -17,7 +17,7 @@ from longspan.finding import Finding
 from longspan.launch import checkpoint, commands
 from longspan.launch.commands import Process
 from longspan.launch.phases import EnginePhase, RankSeen, later, phase_seen, rank_seen, strip_colour
-from longspan.launch.ray_events import EVENT_MARK
+from longspan.launch.words import EVENT_MARK, KEY_FILE_VARIABLE, MARK_VARIABLE
 
 PHASES = ("agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified")
 Phase = Literal[
@@ -192,7 +192,7 @@ class Paths:
 
     @property
     def ray_temp(self) -> str:
-        """Short, because Ray puts sockets in it and a socket's path has 107 characters."""
+        """Below it one directory a node. Short, because Ray puts sockets there, whose paths have 107 characters at most."""
         return f"{self.run_dir}/ray"
 
 
@@ -214,7 +214,6 @@ class Steps:
     mark: str
     secrets: dict[str, str]
     python: str
-    gateway_log: str
     nonce: str
     phase: Phase = "agents"
     started: dict[str, float] = field(default_factory=dict)
@@ -226,7 +225,7 @@ class Steps:
     stopping: set[str] = field(default_factory=set)
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, Any] = field(default_factory=dict)
-    ports: dict[str, int] = field(default_factory=dict)
+    ports: dict[str, list[int]] = field(default_factory=dict)
     ray_address: str = ""
     gpus_seen: str = ""
     placement_group: str = ""
@@ -387,9 +386,8 @@ class Steps:
             self.facts[node] = event.value
         elif what == "digest":
             self.digests[node] = event.value
-        elif what == "ports" and node == self.head.name:
-            names = ("ray", "engine", "master", "ray_head_base")
-            self.ports = dict(zip(names, event.value, strict=True))
+        elif what == "ports":
+            self.ports[node] = event.value
         elif what == "first_token":
             return self._first_token(event.value)
         elif what == "devices":
@@ -409,7 +407,9 @@ class Steps:
         if what == "devices":
             return []
         if what == "first_token":
-            return self.fail("launch", f"The engine says it is ready, but no token came through the gateway: {error}")
+            return self.fail(
+                "launch", f"The engine says it is ready, but no token came through the gateway: {error}"
+            )
         return self.fail("host", f"{what} on {node} failed: {error}" if node else f"{what} failed: {error}")
 
     def _checkpoint_done(self) -> list[Action]:
@@ -436,13 +436,13 @@ class Steps:
         return [self._ray_start(self.head, head=True)]
 
     def _ray_start(self, node: NodeSpec, *, head: bool) -> Start:
-        port = self.ports["ray"]
+        port = self.ports[self.head.name][0]
         self.ray_address = f"{self.head.address}:{port}"
         return Start(
             node.name,
             commands.ray_start(
-                node, head=head, head_address=self.head.address, port=port, temp_dir=self.paths.ray_temp,
-                token_file=self.paths.ray_token,
+                node, head=head, head_address=self.head.address, port=port, own_ports=self.ports[node.name][2:],
+                temp_dir=f"{self.paths.ray_temp}/{node.name}", token_file=self.paths.ray_token,
             ),
         )  # fmt: skip
 
@@ -458,9 +458,16 @@ class Steps:
             )
         if event.process == "launcher" and self.failure:
             return self._stop()
-        kind = "ray" if event.process == "ray" else "port" if event.process == "gateway" and event.code == 14 else "launch"
+        kind = (
+            "ray"
+            if event.process == "ray"
+            else "port"
+            if event.process == "gateway" and event.code == 14
+            else "launch"
+        )
         return self.fail(
-            kind, f"{event.process} on {event.node} ended with status {event.code} in phase {self.phase}. {_cause(tail)}"
+            kind,
+            f"{event.process} on {event.node} ended with status {event.code} in phase {self.phase}. {_cause(tail)}",
         )
 
     def _lines(self, event: Lines) -> list[Action]:
@@ -489,7 +496,7 @@ class Steps:
     def _ray_ready(self) -> list[Action]:
         """The head answers: the launcher waits for the other nodes' GPUs, the gateway starts beside it."""
         spec, paths = self.spec, self.paths
-        host, port = self.head.address, self.ports["engine"]
+        host, port = self.head.address, self.ports[self.head.name][1]
         self.engine_url = f"http://{host}:{port}"
         front_env = commands.front_environment(spec, key_file=paths.engine_key, config_dir=paths.vllm_config)
         launcher = commands.launcher(
@@ -497,13 +504,17 @@ class Steps:
             ray_address=self.ray_address,
             arguments=commands.engine_arguments(spec, host=host, port=port),
             front_env=front_env,
-            mark={"LONGSPAN_MARK": self.mark},
+            mark={MARK_VARIABLE: self.mark},
             token_file=None if spec.ray_address else paths.ray_token,
         )
         gateway = Process(
             "gateway", (self.python, "-m", "longspan.gateway", "--config", paths.gateway_config), "gateway"
         )
-        return [SetGateway("out", "the engine is starting"), Start(FRONT, gateway), Start(self.head.name, launcher)]
+        return [
+            SetGateway("out", "the engine is starting"),
+            Start(FRONT, gateway),
+            Start(self.head.name, launcher),
+        ]
 
     def _launcher_event(self, event: dict[str, Any]) -> list[Action]:
         kind = event["event"]
@@ -548,16 +559,16 @@ class Steps:
 
     def _start_mp_ranks(self) -> list[Action]:
         spec = self.spec
-        arguments = commands.engine_arguments(spec, host=self.head.address, port=self.ports["engine"])
+        arguments = commands.engine_arguments(
+            spec, host=self.head.address, port=self.ports[self.head.name][1]
+        )
         actions: list[Action] = []
         for node_rank, node in enumerate(self.nodes):
-            held = [
-                self.gpu_ids[rank] for rank, at in enumerate(spec.rank_nodes()) if at.name == node.name
-            ]
+            held = [self.gpu_ids[rank] for rank, at in enumerate(spec.rank_nodes()) if at.name == node.name]
             process = commands.mp_rank(
-                spec, node, node_rank=node_rank, master_port=self.ports["master"], arguments=arguments,
+                spec, node, node_rank=node_rank, master_port=self.ports[self.head.name][0], arguments=arguments,
                 gpu_ids=[gpu for ids in held for gpu in ids],
-                env={commands.KEY_FILE_VARIABLE: self.paths.engine_key},
+                env={KEY_FILE_VARIABLE: self.paths.engine_key},
             )  # fmt: skip
             actions.append(Start(node.name, process))
         return actions
@@ -635,7 +646,11 @@ class Steps:
         where = self.engine_phase if self.phase == "engine" else self.phase
         missing = sorted(set(range(self.spec.world_size)) - set(self.ranks))
         names = [self.spec.rank_nodes()[rank].name for rank in missing]
-        detail = f" Ranks {missing} (on {', '.join(names)}) never joined." if self.phase == "engine" and missing else ""
+        detail = (
+            f" Ranks {missing} (on {', '.join(names)}) never joined."
+            if self.phase == "engine" and missing
+            else ""
+        )
         return self.fail("launch", f"No sign of progress for {limit:.0f} s in phase {where}.{detail}")
 
 

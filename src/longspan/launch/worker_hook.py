@@ -9,11 +9,11 @@ import os
 
 import ray
 
-VARIABLE = "LONGSPAN_NODE_ENV"
+from longspan.launch.words import NODE_ENV_VARIABLE
 
 
 def apply() -> None:
     """Sets this node's values; a value that the user set on the node is respected."""
-    by_address: dict[str, dict[str, str]] = json.loads(os.environ.get(VARIABLE, "{}"))
+    by_address: dict[str, dict[str, str]] = json.loads(os.environ.get(NODE_ENV_VARIABLE, "{}"))
     for key, value in by_address.get(ray.util.get_node_ip_address(), {}).items():
         os.environ.setdefault(key, value)
