@@ -1,0 +1,1 @@
+"""Starts what a plan says, and proves that it answers as the checkpoint would."""
