@@ -14,7 +14,7 @@ from typing import Any
 
 from longspan.cli import machine
 from longspan.cluster.hosts import HostsFile, parse_hosts
-from longspan.deployment import Device, DeploymentSpec, Executor, NodeSpec
+from longspan.deployment import DeploymentSpec, Device, Executor, NodeSpec
 from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError, RayError
 from longspan.launch.commands import refuse_owned_flags
 from longspan.model.facts import ModelFacts

@@ -1,49 +1,46 @@
-"""What the controller asks of the endpoint itself: the first token, and the layers of the proof."""
+"""What the controller asks of the endpoint itself: the first token through the gateway, and the proof's evidence."""
 
+import json
 import time
 from typing import Any
 
-import aiohttp
-
+from longspan.errors import LongspanError
+from longspan.launch import prover
 from longspan.launch.steps import Ask, Steps
+from longspan.launch.verdict import Evidence
 
 
-async def ask(question: Ask, machine: Steps, api_key: str) -> dict[str, Any]:
+async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> Any:
     """Answers one `Ask`.
 
     Raises:
-        aiohttp.ClientError, TimeoutError: the endpoint does not answer.
+        aiohttp.ClientError, TimeoutError, RuntimeError: the endpoint does not answer, or wrongly.
     """
-    base = f"http://{machine.gateway_address}/v1"
+    gateway = prover.Endpoint(f"http://{machine.gateway_address}", machine.spec.served_name, api_key)
     if question.what == "first_token":
-        return await first_token(base, api_key, machine.spec.served_name)
-    raise NotImplementedError(question.what)
+        return await first_token(gateway)
+    # About one replica, and with prompt_logprobs, which the gateway need not let clients ask for: the engine itself.
+    engine = prover.Endpoint(machine.engine_url, machine.spec.served_name, engine_key)
+    return await evidence(gateway, engine)
 
 
-async def first_token(base_url: str, api_key: str, model: str) -> dict[str, Any]:
-    """One completion through the gateway, streamed, so that the first token's time is its own."""
+async def first_token(endpoint: prover.Endpoint) -> dict[str, Any]:
+    """One streamed completion through the gateway, so that the first token's time is its own."""
     began = time.monotonic()
     body = {
-        "model": model,
-        "prompt": "The capital of France is",
-        "max_tokens": 8,
-        "temperature": 0,
-        "stream": True,
-    }
-    headers = {"Authorization": f"Bearer {api_key}"}
+        "model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "stream": True,
+    }  # fmt: skip
+    text, ttft_seconds = "", None
     async with (
-        aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=300)) as session,
-        session.post(f"{base_url}/completions", json=body) as response,
+        endpoint.session() as session,
+        session.post(f"{endpoint.base_url}/v1/completions", json=body) as response,
     ):
         if response.status != 200:
             raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:300]}")
-        text, ttft_seconds = "", None
         async for raw in response.content:
             line = raw.decode().strip()
             if not line.startswith("data:") or line == "data: [DONE]":
                 continue
-            import json
-
             event = json.loads(line[5:])
             if "error" in event:
                 raise RuntimeError(str(event["error"])[:300])
@@ -55,5 +52,19 @@ async def first_token(base_url: str, api_key: str, model: str) -> dict[str, Any]
     return {
         "ttft_seconds": round(ttft_seconds, 3),
         "text": text,
-        "detail": f"{text.strip()!r} after {ttft_seconds:.2f} s",
+        "detail": f"{text.strip()!r}, the first after {ttft_seconds:.2f} s",
     }
+
+
+async def evidence(gateway: prover.Endpoint, engine: prover.Endpoint) -> Evidence:
+    """Everything that the deployment can say about itself; an error is evidence too."""
+    completion = await prover.prove_completion(gateway)
+    try:
+        deployed, deployed_error = await prover.score_texts(engine), ""
+    except LongspanError as error:
+        deployed, deployed_error = (), error.what
+    try:
+        generated, scored = await prover.generate_and_score(engine)
+    except LongspanError as error:
+        return Evidence(completion, deployed, deployed_error, paths_error=error.what)
+    return Evidence(completion, deployed, deployed_error, tuple(generated), tuple(scored))

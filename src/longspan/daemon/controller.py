@@ -129,7 +129,7 @@ class Controller:
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
             model=self.spec.served_name,
             url=self.machine.engine_url,
-            upstream_key_file=self.paths.engine_key,
+            upstream_key_file=str(self.places.engine_key),
             state=state,
             reason=reason,
         )
@@ -154,7 +154,9 @@ class Controller:
 
     async def _ask(self, ask: Ask) -> None:
         try:
-            value = await asking.ask(ask, self.machine, self.places.api_key.read_text().strip())
+            value = await asking.ask(
+                ask, self.machine, self.places.api_key.read_text().strip(), self.engine_key
+            )
             await self.feed(Answered(ask.call, value))
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
             await self.feed(Answered(ask.call, error=f"{type(error).__name__}: {error}"))
@@ -255,6 +257,7 @@ class Controller:
             "identity": self.spec.identity, "mark": self.mark,
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
+        write_private(self.places.engine_key, self.engine_key)
         self.perform(self.machine.begin(time.monotonic()))
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
@@ -263,6 +266,7 @@ class Controller:
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)
+        self.places.engine_key.unlink(missing_ok=True)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
         self.history.close()

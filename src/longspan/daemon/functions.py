@@ -2,27 +2,21 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from longspan.launch import commands, digest
+from longspan.daemon import spare
+from longspan.daemon.versions import installed
+from longspan.launch import commands, digest, reference
 
 Function = Callable[[dict[str, Any], str], Awaitable[Any]]
-
-
-def installed(*distributions: str) -> str:
-    """The version of the first of these distributions that is installed here; empty where none is."""
-    for name in distributions:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return ""
 
 
 def available_memory_bytes() -> int:
@@ -58,14 +52,12 @@ async def write(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-    await asyncio.to_thread(commands_list, root / "vllm")
+    await asyncio.to_thread(write_local_variables, root / "vllm")
     return {}
 
 
-def commands_list(config_dir: Path) -> None:
+def write_local_variables(config_dir: Path) -> None:
     """The user's own list (vLLM reads only one) joined with ours."""
-    import json
-
     config_dir.mkdir(parents=True, exist_ok=True)
     name = "ray_non_carry_over_env_vars.json"
     users = Path(os.environ.get("VLLM_CONFIG_ROOT", Path.home() / ".config" / "vllm")) / name
@@ -89,7 +81,7 @@ async def ports(arguments: dict[str, Any], run_dir: str) -> list[int]:
 
 
 async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any] | None:
-    """Digests of the checkpoint's files as this node sees them; None where the model is an id, not a directory."""
+    """Digests of the checkpoint's files as this node sees them; None where there is no such directory."""
     path = Path(arguments["model"])
     if not path.is_absolute():
         return None
@@ -117,10 +109,24 @@ async def devices(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     return found
 
 
+async def make_reference(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """What one rank says of this node's copy: in its own dtype, and where that fits in float32; or why not."""
+    wishes = await asyncio.to_thread(spare.wishes, arguments)
+    if isinstance(wishes, str):
+        return {"skipped": wishes}
+    own_wish, exact_wish = wishes
+    own = await reference.make_reference(own_wish)
+    if isinstance(own, reference.NotMade):
+        return {"skipped": own.reason}
+    exact = await reference.make_reference(exact_wish)
+    return {"own": own.to_json(), "exact": None if isinstance(exact, reference.NotMade) else exact.to_json()}
+
+
 FUNCTIONS: dict[str, Function] = {
     "facts": facts,
     "write": write,
     "ports": ports,
     "digest": digest_model,
     "devices": devices,
+    "reference": make_reference,
 }

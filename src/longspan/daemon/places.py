@@ -57,6 +57,11 @@ class Places:
         return self.root / "api-key"
 
     @property
+    def engine_key(self) -> Path:
+        """The key that the gateway shows the engine, mode 0600; new at each start."""
+        return self.root / "engine-key"
+
+    @property
     def gateway_config(self) -> Path:
         """Written by the controller, read by the gateway."""
         return self.root / "gateway.toml"

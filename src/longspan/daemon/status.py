@@ -3,11 +3,11 @@
 from typing import Any
 
 from longspan.daemon.places import Places
-from longspan.launch import steps
+from longspan.launch import steps, verdict
 
 
 def _phases(machine: steps.Steps, now: float) -> list[dict[str, Any]]:
-    found = []
+    found: list[dict[str, Any]] = []
     for phase in steps.PHASES:
         started = machine.started.get(phase)
         if started is None:
@@ -42,9 +42,9 @@ def _detail(machine: steps.Steps, phase: str) -> str:
         case "gateway":
             return machine.gateway_address
         case "first token":
-            return machine.first_token.get("detail", "")
+            return str(machine.first_token.get("detail", ""))
         case "verified":
-            return str(machine.proof.get("summary", ""))
+            return verdict.summary(machine.proof) if machine.proof else "asking one rank for its reference"
         case _:
             return ""
 
@@ -101,7 +101,7 @@ def document(machine: steps.Steps, places: Places, now: float) -> dict[str, Any]
         "engine_phases": {k: round(v - begun, 3) for k, v in machine.engine_times.items()},
         "first_token_seconds": round(first - begun, 3) if first else None,
         "first_token": machine.first_token or None,
-        "proof": machine.proof or None,
+        "proof": {"summary": verdict.summary(machine.proof), **machine.proof.to_json()} if machine.proof else None,
         "findings": [finding.to_json() for finding in machine.findings],
         "failure": machine.failure.to_json() if machine.failure else None,
         "state_dir": str(places.root),

@@ -14,9 +14,12 @@ from typing import Any, Literal
 
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.finding import Finding
-from longspan.launch import checkpoint, commands
+from longspan.launch import commands, verdict
+from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.commands import Process
 from longspan.launch.phases import EnginePhase, RankSeen, later, phase_seen, rank_seen, strip_colour
+from longspan.launch.proof import Proof
+from longspan.launch.verdict import Evidence
 from longspan.launch.words import EVENT_MARK, KEY_FILE_VARIABLE, MARK_VARIABLE
 
 PHASES = ("agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified")
@@ -127,7 +130,7 @@ class Ask:
     """Let the controller ask the endpoint itself; the answer comes as `Answered`."""
 
     call: str
-    what: Literal["first_token", "prove"]
+    what: Literal["first_token", "evidence"]
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -206,7 +209,7 @@ class Steps:
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         ranks: rank -> what its own process said.
         facts: node -> what its agent found there.
-        proof: the layers of the proof, as JSON.
+        proof: the layers of the proof, once there are any.
     """
 
     spec: DeploymentSpec
@@ -224,7 +227,7 @@ class Steps:
     waiting: set[str] = field(default_factory=set)
     stopping: set[str] = field(default_factory=set)
     facts: dict[str, Any] = field(default_factory=dict)
-    digests: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, CheckpointDigest | None] = field(default_factory=dict)
     ports: dict[str, list[int]] = field(default_factory=dict)
     ray_address: str = ""
     gpus_seen: str = ""
@@ -237,8 +240,10 @@ class Steps:
     gateway_up: bool = False
     engine_url: str = ""
     first_token: dict[str, Any] = field(default_factory=dict)
-    reference: dict[str, Any] = field(default_factory=dict)
-    proof: dict[str, Any] = field(default_factory=dict)
+    references: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence | None = None
+    asked_all: bool = False
+    proof: Proof | None = None
     findings: list[Finding] = field(default_factory=list)
     failure: Failure | None = None
     last_sign: float = 0.0
@@ -385,7 +390,7 @@ class Steps:
         if what == "facts":
             self.facts[node] = event.value
         elif what == "digest":
-            self.digests[node] = event.value
+            self.digests[node] = CheckpointDigest.from_json(event.value) if event.value else None
         elif what == "ports":
             self.ports[node] = event.value
         elif what == "first_token":
@@ -393,17 +398,19 @@ class Steps:
         elif what == "devices":
             self.rank_devices[node] = event.value
         elif what == "reference":
-            self.reference = event.value
-            return [Ask("prove:", "prove", {"reference": event.value})]
-        elif what == "prove":
-            return self._proved(event.value)
+            self.references[node] = event.value
+            return self._judge()
+        elif what == "evidence":
+            self.evidence = event.value
+            return self._judge()
         if self.phase == "checkpoint" and not self.waiting:
             return self._checkpoint_done()
         return []
 
     def _call_failed(self, what: str, node: str, error: str) -> list[Action]:
         if what == "reference":
-            return [Ask("prove:", "prove", {"reference": {"skipped": error}})]
+            self.references[node] = {"skipped": error}
+            return self._judge()
         if what == "devices":
             return []
         if what == "first_token":
@@ -413,10 +420,10 @@ class Steps:
         return self.fail("host", f"{what} on {node} failed: {error}" if node else f"{what} failed: {error}")
 
     def _checkpoint_done(self) -> list[Action]:
-        differing = digests.compare(self.digests, self.head.name)
+        differing = compare_copies(self.digests, self.head.name) if any(self.digests.values()) else ()
         if differing:
             self.findings += differing
-            return self.fail("proof", " ".join(f.summary for f in differing[:3]), differing[0].remedy)
+            return self.fail("proof", " ".join(found.summary for found in differing[:3]), differing[0].remedy)
         versions = {
             node: (facts["ray"], facts["vllm"], facts["python"]) for node, facts in self.facts.items()
         }
@@ -623,18 +630,44 @@ class Steps:
     def _first_token(self, value: dict[str, Any]) -> list[Action]:
         self.first_token = value
         self._enter("verified")
-        return [
-            Call(f"reference:{self.head.name}", self.head.name, "reference",
-                 {"model": self.spec.model, "revision": self.spec.revision, "device": self.spec.device,
-                  "world_size": self.spec.world_size, "address": self.head.address,
-                  "vllm_arguments": list(self.spec.vllm_arguments),
-                  "digests": self.digests.get(self.head.name)})
-        ]  # fmt: skip
+        return [Ask("evidence:", "evidence"), self._reference(self.head)]
 
-    def _proved(self, proof: dict[str, Any]) -> list[Action]:
-        self.proof = proof
-        if proof["verdict"] == "failed":
-            return self.fail("proof", proof["summary"], proof.get("remedy", ""))
+    def _reference(self, node: NodeSpec) -> Call:
+        return Call(
+            f"reference:{node.name}", node.name, "reference",
+            {"model": self.spec.model, "revision": self.spec.revision, "device": self.spec.device,
+             "python": node.python, "vllm_arguments": list(self.spec.vllm_arguments)},
+        )  # fmt: skip
+
+    def _judge(self) -> list[Action]:
+        """Once the evidence and all references asked for are there; asks every node's copy where they disagree."""
+        if self.evidence is None or self.head.name not in self.references:
+            return []
+        if self.asked_all and len(self.references) < len(self.nodes):
+            return []
+        ordered = {
+            node.name: self.references[node.name] for node in self.nodes if node.name in self.references
+        }
+        found = verdict.conclude(
+            self.digests, self.head.name, self.evidence, verdict.references_from_json(ordered)
+        )
+        self.proof = found
+        reference_failed = any(
+            layer.name == "reference" and layer.state == "failed" for layer in found.layers
+        )
+        if (
+            reference_failed
+            and not self.asked_all
+            and len(self.nodes) > 1
+            and not self.evidence.deployed_error
+        ):
+            self.asked_all = True
+            return [self._reference(node) for node in self.nodes[1:]]
+        self.findings += found.findings
+        if found.verdict == "failed":
+            texts = [finding.summary for finding in found.findings] or [verdict.summary(found)]
+            remedy = next((finding.remedy for finding in found.findings if finding.remedy), "")
+            return self.fail("proof", " ".join(texts), remedy)
         self._enter("serving")
         return []
 
