@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from longspan.daemon import spare
+from longspan.daemon import processes, spare
 from longspan.daemon.versions import installed
 from longspan.launch import commands, digest, reference
 
@@ -91,8 +91,14 @@ async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any
     return found.to_json()
 
 
-async def devices(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
-    """pid -> GPU UUIDs as the driver reports them; pids that are gone are left out; {} where there is no GPU."""
+async def ranks(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Which of these pids are engine processes of this start on this node, and the GPUs the driver says they use.
+
+    Returns:
+        pid -> list of GPU UUIDs, empty where the node has no GPU; a pid that is not ours here is left out.
+    """
+    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    found: dict[str, list[str]] = {str(pid): [] for pid in arguments["pids"] if pid in here}
     try:
         done = await asyncio.to_thread(
             subprocess.run,
@@ -100,12 +106,11 @@ async def devices(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
             capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return {}
-    found: dict[str, list[str]] = {}
+        return found
     for line in done.stdout.splitlines():
         pid, _, uuid = line.partition(",")
-        if pid.strip().isdigit() and int(pid) in arguments["pids"]:
-            found.setdefault(pid.strip(), []).append(uuid.strip())
+        if pid.strip() in found:
+            found[pid.strip()].append(uuid.strip())
     return found
 
 
@@ -127,6 +132,6 @@ FUNCTIONS: dict[str, Function] = {
     "write": write,
     "ports": ports,
     "digest": digest_model,
-    "devices": devices,
+    "ranks": ranks,
     "reference": make_reference,
 }
