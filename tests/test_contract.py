@@ -26,6 +26,15 @@ ALLOWED = {("dashboard", "monitor")}
 IO_MODULES = {
     "host",
     "cli.*",
+    "gateway.__main__",
+    "gateway.app",
+    "gateway.downstream",
+    "gateway.fetch",
+    "gateway.listener",
+    "gateway.log",
+    "gateway.proxy",
+    "gateway.upstream",
+    "gateway.watch",
 }
 IMPURE_IMPORTS = {
     "ray", "vllm", "torch", "transformers", "aiohttp", "httptools", "uvloop", "asyncio", "subprocess",

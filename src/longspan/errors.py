@@ -102,3 +102,15 @@ class ControlPlaneError(LongspanError):
     """The controller or an agent does not answer."""
 
     exit_code = 22
+
+
+class GatewayConfigError(LongspanError):
+    """The gateway's configuration file is unreadable, is not TOML, or contradicts itself."""
+
+    exit_code = 50
+
+
+class GatewayError(LongspanError):
+    """The gateway could not start or does not answer."""
+
+    exit_code = 51
