@@ -47,13 +47,13 @@ def path_of(target: bytes) -> str | None:
     return path
 
 
-def key_of(hashes: dict[str, KeyRule], headers: list[Header]) -> KeyRule | None:
-    """The rule of the request's key; anyone's when the gateway has no keys; None if it is missing or wrong."""
+def key_of(hashes: dict[str, KeyRule], headers: list[Header], open_door: bool) -> KeyRule | None:
+    """The rule of the request's key; anyone's behind an open door; None if it is missing or wrong."""
     value = find(headers, b"authorization")
     scheme, _, token = value.partition(b" ") if value else (b"", b"", b"")
     secret = token.strip() if scheme.lower() == b"bearer" else find(headers, b"x-api-key")
     rule = hashes.get(hashlib.sha256(secret).hexdigest()) if secret else None
-    return rule or (ANYONE if not hashes else None)
+    return rule or (ANYONE if open_door and not hashes else None)
 
 
 def admit(

@@ -9,13 +9,20 @@ from longspan.errors import PortError
 BACKLOG = 4096
 
 
-def open_listener(host: str, port: int, reuse_port: bool = False) -> socket.socket:
-    """Binds and returns a socket that does not listen yet.
+def open_listener(host: str, port: int, reuse_port: bool = False, owned: bool = False) -> socket.socket:
+    """Binds.
+
+    Args:
+        reuse_port: share the port among our workers; such a socket does not listen yet, and must not in the parent,
+            which holds it only to keep the port ours.
+        owned: the parent has the port already, so that sharing it is no accident.
 
     Raises:
         PortError: the port is taken (by whom, where /proc tells), or the address is not ours.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if owned:
+        return _bind(family, host, port, reuse_port=True)
     plain = _bind(family, host, port, reuse_port=False)
     if not reuse_port:
         return plain

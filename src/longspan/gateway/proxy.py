@@ -4,19 +4,21 @@ Thin on purpose: where a request goes is decided by the dispatcher, what an even
 here awaits: everything is a callback of a connection or of the sweep.
 """
 
+import json
 from typing import TYPE_CHECKING, Any
 
-from longspan.gateway.dialect import Dialect, error_body, error_event
+from longspan.gateway.dialect import error_body, error_event
+from longspan.gateway.front import Admitted
 from longspan.gateway.outside import allowed_body, price_usd
 from longspan.gateway.request import Body, rewrite
 from longspan.gateway.sse import StreamScanner, Usage, usage_in_json
-from longspan.gateway.ticket import Action, Ask, GiveUp, Reject, Send
+from longspan.gateway.ticket import Action, GiveUp, Reject, Send
 from longspan.gateway.upstream import Upstream
 from longspan.gateway.wire import NOT_TO_CLIENT, Header, find, request_head
 
 if TYPE_CHECKING:
-    from longspan.gateway.app import Gateway
     from longspan.gateway.downstream import Downstream
+    from longspan.gateway.server import Gateway
 
 # An answer up to this size is held until it is whole, so that a cut one can still be retried.
 MAX_BUFFERED_BYTES = 1024 * 1024
@@ -29,23 +31,23 @@ class Exchange:
 
     __slots__ = (
         "_buffer", "_buffered", "_cancel", "_client", "_closed", "_connection", "_failure", "_gateway", "_head",
-        "_headers", "_method", "_relaying", "_scanner", "_status", "_target", "_usage", "ask", "attempt_at", "body",
-        "dialect", "first_at", "idle_at", "next_slow", "outside", "reason", "request_id", "resent", "started",
+        "_method", "_relaying", "_scanner", "_status", "_target", "_usage", "ask", "attempt_at", "body",
+        "dialect", "first_at", "headers", "idle_at", "next_slow", "outside", "reason", "request_id", "resent", "started",
         "target",
     )  # fmt: skip
 
     def __init__(
         self, gateway: "Gateway", client: "Downstream", method: bytes, target: bytes, headers: list[Header],
-        body: Body, dialect: Dialect, ask: Ask, request_id: str,
+        admitted: Admitted, request_id: str,
     ) -> None:  # fmt: skip
         self._gateway = gateway
         self._client = client
         self._method = method
         self._target = target
-        self._headers = headers
-        self.body = body
-        self.dialect = dialect
-        self.ask = ask
+        self.headers = headers
+        self.body = admitted.body
+        self.dialect = admitted.dialect
+        self.ask = admitted.ask
         self.request_id = request_id
         self.started = gateway.now()
         self.attempt_at = self.first_at = self.idle_at = self.next_slow = 0.0
@@ -123,8 +125,6 @@ class Exchange:
             provider = self._gateway.providers[self.target]
             fields = allowed_body(provider, self.body.fields)
             if len(fields) != len(self.body.fields):
-                import json
-
                 raw = json.dumps(fields).encode()
                 return rewrite(
                     Body(raw, fields, self.body.model, self.body.stream, self.body.shows_usage),
@@ -191,7 +191,7 @@ class Exchange:
         """The client sees this attempt from here on: no retry any more."""
         self._relaying = True
         self.first_at = now
-        self._gateway.link.content(self.ask.id, now)
+        self._gateway.link.content(self.ask.id)
 
     def upstream_end(self) -> None:
         """The body is complete as far as HTTP can tell."""
@@ -266,7 +266,7 @@ class Exchange:
 
     def _failed(self, cause: str) -> None:
         self._drop()
-        self._gateway.attempt_failed(self, cause)
+        self._gateway.link.failed(self.ask.id, cause)
 
     # ---- the client's events
 
@@ -301,7 +301,7 @@ class Exchange:
                 self._deadline("stream_idle", f"No bytes from the engine for {limits.idle_seconds:g} s.")
         elif self.body.stream and self.attempt_at and now > self.next_slow:
             self.next_slow = now + 1.0
-            self._gateway.attempt_slow(self)
+            self._gateway.link.slow(self.ask.id)
 
     def _deadline(self, code: str, message: str) -> None:
         self._drop()

@@ -195,6 +195,7 @@ class Pool:
     """Connections to one upstream."""
 
     def __init__(self, url: str, connect_seconds: float, tls: ssl.SSLContext | None) -> None:
+        self.url = url
         scheme, self.host, self.port, path = split_url(url)
         self.host_header = url.split("://", 1)[1].split("/", 1)[0].encode()
         self.base_path = path.removesuffix("/v1").encode()
