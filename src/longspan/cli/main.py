@@ -13,6 +13,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "up": ("longspan.cli.up", "Serve a model: start everything, end with real tokens and a proof."),
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+    "gateway": ("longspan.cli.gateway", "The front door alone, in front of any OpenAI-compatible upstreams"),
 }
 
 
