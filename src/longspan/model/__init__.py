@@ -1,0 +1,1 @@
+"""Models: what their configuration says, and where their files come from."""
