@@ -27,7 +27,11 @@ IO_MODULES = {
     "host",
     "model.demo",
     "model.demo_convert",
+    "launch.digest",
+    "launch.prover",
+    "launch.reference",
     "cli.*",
+    "model.fetch",
 }
 IMPURE_IMPORTS = {
     "ray", "vllm", "torch", "transformers", "aiohttp", "httptools", "uvloop", "asyncio", "subprocess",

@@ -1,1 +1,1 @@
-"""Models: what their configuration says, and where their files come from."""
+"""Models: what a checkpoint is made of, read from its config.json."""
