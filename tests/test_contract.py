@@ -25,6 +25,8 @@ ALLOWED = {("dashboard", "monitor")}
 # Modules that may do I/O. Everything else decides with what it is given.
 IO_MODULES = {
     "host",
+    "model.demo",
+    "model.demo_convert",
     "launch.digest",
     "launch.prover",
     "launch.reference",
