@@ -78,6 +78,15 @@ class CacheLayout:
         """Bytes that one block id costs on a stage: the widest group there."""
         return max((g.stage_bytes(start, end) for g in self.groups), default=0)
 
+    def token_bytes(self, start: int, end: int) -> float:
+        """Bytes that each further token of a long request costs on a stage: layers that see everything."""
+        return sum(
+            s.page_bytes / s.block_size
+            for g in self.groups
+            for i, s in zip(g.layers, g.specs, strict=True)
+            if start <= i < end and s.kind == "full"
+        )
+
     def blocks_per_request(self, max_model_len: int, in_flight: int) -> int:
         """Block ids that one request of `max_model_len` tokens takes from the shared pool, over all groups."""
         return sum(
@@ -187,9 +196,8 @@ def _unify(specs: Sequence[Spec]) -> list[Spec]:
     largest = max(s.page_bytes for s in specs)
     unified = []
     for s in specs:
-        if s.page_bytes != largest and s.kind != "state" and largest % s.page_bytes == 0:
-            s = replace(s, page_bytes=largest, block_size=s.block_size * (largest // s.page_bytes))
-        unified.append(replace(s, page_bytes=largest))
+        factor = largest // s.page_bytes if s.kind != "state" and largest % s.page_bytes == 0 else 1
+        unified.append(replace(s, page_bytes=largest, block_size=s.block_size * factor))
     return unified
 
 
@@ -238,12 +246,3 @@ def _packed(flat: Sequence[tuple[int, Spec]]) -> list[Group]:
     count = ceil(len(windows) / per_group)
     parts = [full] + [windows[k::count] for k in range(count)]
     return [Group(tuple(i for i, _ in part), tuple(s for _, s in part)) for part in parts if part]
-
-
-def bytes_per_token(
-    facts: ModelFacts, tp: int, kv_dtype: str = "auto", layers: tuple[int, int] | None = None
-) -> float:
-    """Cache bytes that each further token of a long request costs on one rank: full-attention layers only."""
-    start, end = layers or (0, len(facts.layers))
-    specs = layer_specs(facts, tp, kv_dtype)[start:end]
-    return sum(s.page_bytes / s.block_size for found in specs for s in found if s.kind == "full")

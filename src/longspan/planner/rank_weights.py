@@ -11,6 +11,7 @@ from longspan.model.facts import LatentAttention, ModelFacts
 from longspan.model.quantisation import Scheme
 from longspan.model.weights import VOCAB_PADDING, Matrix, matrices
 from longspan.plan import Layout, Part
+from longspan.planner.versions import LATEST, Version
 
 
 def stage_bounds(facts: ModelFacts, layout: Layout) -> list[tuple[int, int]]:
@@ -36,7 +37,9 @@ def _stored(scheme: Scheme | None, out: int, inp: int, value_bytes: int) -> floa
     return out * inp * value_bytes if scheme is None else scheme.size_bytes(out, inp)
 
 
-def matrix_bytes(m: Matrix, layout: Layout, value_bytes: int, redundant_experts: int = 0) -> float:
+def matrix_bytes(
+    m: Matrix, layout: Layout, value_bytes: int, redundant_experts: int = 0, version: Version = LATEST
+) -> float:
     """Bytes of one matrix on the rank that holds the most of it."""
     tp, size = layout.tp, m.dtype_bytes or value_bytes
     if m.shard == "whole":
@@ -49,12 +52,12 @@ def matrix_bytes(m: Matrix, layout: Layout, value_bytes: int, redundant_experts:
     if m.shard == "experts":
         ranks = tp * layout.dp
         if layout.ep:
-            return ceil((m.count + redundant_experts) / ranks) * _expert(m, m.out, m.inp, size)
+            return ceil((m.count + redundant_experts) / ranks) * _expert(m, m.out, m.inp, size, version)
         if m.name.endswith("down_proj"):
-            return m.count * _expert(m, m.out, ceil(m.inp / ranks), size)
+            return m.count * _expert(m, m.out, ceil(m.inp / ranks), size, version)
         if m.name.endswith("down_bias"):
             return m.count * m.out * size
-        return m.count * _expert(m, ceil(m.out / ranks), m.inp, size)
+        return m.count * _expert(m, ceil(m.out / ranks), m.inp, size, version)
     return m.count * _stored(m.scheme, ceil(m.out / tp), m.inp, size)
 
 
@@ -62,25 +65,30 @@ def _round_up(value: int, to: int) -> int:
     return -(-value // to) * to
 
 
-def _expert(m: Matrix, out: int, inp: int, value_bytes: int) -> float:
+# Until 0.16, MXFP4 experts were padded to 64 only: gpt-oss weights in logs of 0.15 and 0.19 on H100.
+MXFP4_PADS_128: Version = (0, 17, 0)
+
+
+def _expert(m: Matrix, out: int, inp: int, value_bytes: int, version: Version) -> float:
     """One expert's share; MXFP4 kernels pad (vLLM `mxfp4_round_up_hidden_size_and_intermediate_size`, Marlin and TRT-LLM).
 
     The intermediate size is padded to 128, the hidden one to 256.
     """
     if m.scheme is not None and m.scheme.name == "mxfp4":
+        step = 128 if version >= MXFP4_PADS_128 else 64
         if m.name.endswith("down_proj"):
-            out, inp = _round_up(out, 256), _round_up(inp, 128)
+            out, inp = _round_up(out, 256), _round_up(inp, step)
         else:
-            out, inp = _round_up(out, 128), _round_up(inp, 256)
+            out, inp = _round_up(out, step), _round_up(inp, 256)
     return _stored(m.scheme, out, inp, value_bytes)
 
 
 def _absorbed(facts: ModelFacts, layout: Layout, layers: Iterable[int]) -> float:
-    """MLA decodes with key and value up-projections split from `kv_b_proj`; a quantised one is unpacked beside itself."""
+    """MLA decodes with copies of the key and value up-projections, unpacked from `kv_b_proj` (vLLM `W_UK_T`, `W_UV`)."""
     total = 0.0
     for i in layers:
         m = facts.layers[i].mixer
-        if isinstance(m, LatentAttention) and facts.quantisation.scheme(f"layers.{i}.self_attn.kv_b_proj"):
+        if isinstance(m, LatentAttention):
             total += ceil(m.heads / layout.tp) * m.kv_lora_rank * (m.nope_dim + m.v_dim) * facts.dtype_bytes
     return total
 
@@ -112,7 +120,9 @@ def rank_weights(
         counted[all_layers[i]] = counted.get(all_layers[i], 0) + 1
     for layer, count in counted.items():
         for m in layer:
-            sums[m.part] = sums.get(m.part, 0.0) + count * matrix_bytes(m, layout, value, redundant_experts)
+            sums[m.part] = sums.get(m.part, 0.0) + count * matrix_bytes(
+                m, layout, value, redundant_experts, version
+            )
     absorbed = _absorbed(facts, layout, range(start, end))
     if absorbed:
         sums["attention"] = sums.get("attention", 0.0) + absorbed
@@ -128,4 +138,6 @@ def rank_weights(
     if first and facts.tower:
         split = 1 if encoder_data_parallel or facts.tower.heads % layout.tp else layout.tp
         sums["encoder"] = (facts.tower.encoder_params / split + facts.tower.projector_params / split) * value
+    if facts.rope_values:
+        sums["rotary tables"] = float(facts.rope_values * value)
     return tuple(Part(name, size) for name, size in sums.items())
