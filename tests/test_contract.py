@@ -26,6 +26,7 @@ ALLOWED = {("dashboard", "monitor")}
 IO_MODULES = {
     "host",
     "cli.*",
+    "model.fetch",
 }
 IMPURE_IMPORTS = {
     "ray", "vllm", "torch", "transformers", "aiohttp", "httptools", "uvloop", "asyncio", "subprocess",
