@@ -9,7 +9,7 @@ from longspan.planner.engine import EngineSettings, GpuMemory, Resolved, resolve
 from longspan.planner.kv_cache import IN_FLIGHT_BATCHES, TOKENS_BY_CONCURRENCY, CacheLayout, cache_layout
 from longspan.planner.overheads import GRAPHS_SUBTRACTED, activation_bytes, cuda_graph_bytes, non_torch_bytes
 from longspan.planner.rank_weights import rank_weights, stage_bounds
-from longspan.planner.versions import format_version
+from longspan.planner.versions import Version, format_version
 from longspan.units import GIB
 
 
@@ -124,10 +124,9 @@ def _capacity(
         max_concurrency=concurrency,
         largest_max_model_len=largest_model_len(facts, cache, blocks, in_flight),
         vllm_version=format_version(resolved.version),
+        groups=max(1, len(cache.groups)),
     )
-    return replace(
-        result, estimates=estimates(result, cache.block_bytes(*bounds[binding]), calibration, resolved)
-    )
+    return replace(result, estimates=estimates(result, calibration, resolved.version))
 
 
 def largest_model_len(facts: ModelFacts, cache: CacheLayout, blocks: int, in_flight: int) -> int:
@@ -146,17 +145,13 @@ def largest_model_len(facts: ModelFacts, cache: CacheLayout, blocks: int, in_fli
     return low
 
 
-def estimates(
-    result: Receipt, block_bytes: int, calibration: Calibration, resolved: Resolved
-) -> dict[str, Estimate]:
-    """The receipt's numbers with their intervals, in GiB and tokens, of the binding rank.
+def stage_estimates(rank: MemoryBudget, calibration: Calibration, version: Version) -> dict[str, Estimate]:
+    """One rank's numbers with their intervals, in GiB.
 
     The intervals of weights, activation, non-torch memory and graphs are the residuals of models the fit did not see; the pool's
-    adds them in quadrature, and tokens follow the pool.
+    adds them in quadrature.
     """
-    rank = result.ranks[result.binding]
-    spread = calibration.spread(resolved.version)
-    source = spread.source
+    spread = calibration.spread(version)
     named = {
         "weights_gib_per_gpu": (rank.weights_bytes / GIB, spread.weights),
         "activation_gib_per_gpu": (rank.activation_bytes / GIB, spread.activation),
@@ -164,22 +159,26 @@ def estimates(
         "cuda_graph_gib_per_gpu": (rank.cuda_graph_bytes / GIB, spread.cuda_graph),
     }
     found = {
-        name: Estimate(value, max(0.0, value * (1 + low)), value * (1 + high), "GiB", source)
+        name: Estimate(value, max(0.0, value * (1 + low)), value * (1 + high), "GiB", spread.source)
         for name, (value, (low, high)) in named.items()
     }
     counted = [n for n in named if n != "cuda_graph_gib_per_gpu" or rank.cuda_graph_subtracted]
     pool = rank.kv_pool_bytes / GIB
     below = sum((named[n][0] * named[n][1][1]) ** 2 for n in counted) ** 0.5
     above = sum((named[n][0] * named[n][1][0]) ** 2 for n in counted) ** 0.5
-    low_pool, high_pool = pool - below, pool + above
-    found["kv_pool_gib_per_gpu"] = Estimate(pool, low_pool, high_pool, "GiB", source)
-    if result.kv_tokens > 0 and pool > 0 and block_bytes:
-        for name, value in (
-            ("kv_tokens", float(result.kv_tokens)),
-            ("max_concurrency", result.max_concurrency),
+    found["kv_pool_gib_per_gpu"] = Estimate(pool, pool - below, pool + above, "GiB", spread.source)
+    return found
+
+
+def estimates(result: Receipt, calibration: Calibration, version: Version) -> dict[str, Estimate]:
+    """The binding rank's numbers and the replica's tokens and concurrency, whose intervals follow the pool's."""
+    found = stage_estimates(result.ranks[result.binding], calibration, version)
+    pool = found["kv_pool_gib_per_gpu"]
+    if result.kv_tokens > 0 and pool.p50 > 0:
+        for name, value, unit in (
+            ("kv_tokens", float(result.kv_tokens), "tokens"),
+            ("max_concurrency", result.max_concurrency, "x"),
         ):
-            unit = "tokens" if name == "kv_tokens" else "x"
-            found[name] = Estimate(
-                value, max(0.0, value * low_pool / pool), value * high_pool / pool, unit, source
-            )
+            low, high = max(0.0, value * pool.p10 / pool.p50), value * pool.p90 / pool.p50
+            found[name] = Estimate(value, low, high, unit, pool.source)
     return found

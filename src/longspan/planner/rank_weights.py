@@ -102,13 +102,14 @@ def rank_weights(
     facts: ModelFacts,
     layout: Layout,
     stage: int,
+    version: Version = LATEST,
     redundant_experts: int = 0,
     encoder_data_parallel: bool = False,
 ) -> tuple[Part, ...]:
     """Weights of a rank on pipeline stage `stage`, by part, in bytes.
 
     Args:
-        redundant_experts: EPLB's extra experts per layer, over all ranks.
+        version: vLLM's. redundant_experts: EPLB's extra experts per layer, over all ranks.
         encoder_data_parallel: `--mm-encoder-tp-mode data`: every rank holds the whole encoder.
     """
     start, end = stage_bounds(facts, layout)[stage]
