@@ -9,7 +9,9 @@ from longspan import __version__
 from longspan.errors import LongspanError
 
 # verb -> (module, one line of help). The help stands here so that `longspan --help` imports no verb.
-VERBS: dict[str, tuple[str, str]] = {}
+VERBS: dict[str, tuple[str, str]] = {
+    "plan": ("longspan.cli.plan", "Model and cluster to layouts, with a receipt of every GiB on every GPU."),
+}
 
 
 class LazyGroup(click.Group):

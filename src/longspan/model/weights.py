@@ -227,18 +227,34 @@ def _dense(
     return found
 
 
-def _feed(facts: ModelFacts, i: int, feed: FeedForward | Experts) -> list[Matrix]:
+def _feed(facts: ModelFacts, i: int, feed: FeedForward | Experts, beside_dense: bool) -> list[Matrix]:
+    # Gemma-4's experts stand beside a dense `mlp` and have a name of their own.
+    block = "moe" if beside_dense else "mlp"
     if isinstance(feed, FeedForward):
         return _dense(facts, i, feed.intermediate, feed.gated, feed.bias, "mlp", "ffn")
     x = feed
     found = [
         _linear(
-            facts, i, "experts", "mlp.experts.0.up_proj", x.intermediate, x.width, "experts", count=x.count
+            facts,
+            i,
+            "experts",
+            f"{block}.experts.0.up_proj",
+            x.intermediate,
+            x.width,
+            "experts",
+            count=x.count,
         ),
         _linear(
-            facts, i, "experts", "mlp.experts.0.down_proj", x.width, x.intermediate, "experts", count=x.count
+            facts,
+            i,
+            "experts",
+            f"{block}.experts.0.down_proj",
+            x.width,
+            x.intermediate,
+            "experts",
+            count=x.count,
         ),
-        Matrix("router", "mlp.gate", x.count, facts.hidden),
+        Matrix("router", f"{block}.gate", x.count, facts.hidden),
     ]
     if x.gated:
         found.append(
@@ -246,7 +262,7 @@ def _feed(facts: ModelFacts, i: int, feed: FeedForward | Experts) -> list[Matrix
                 facts,
                 i,
                 "experts",
-                "mlp.experts.0.gate_proj",
+                f"{block}.experts.0.gate_proj",
                 x.intermediate,
                 x.width,
                 "experts",
@@ -256,12 +272,17 @@ def _feed(facts: ModelFacts, i: int, feed: FeedForward | Experts) -> list[Matrix
     if x.bias:
         found.append(
             Matrix(
-                "experts", "mlp.experts.bias", x.intermediate * (2 if x.gated else 1), 1, "experts", x.count
+                "experts",
+                f"{block}.experts.bias",
+                x.intermediate * (2 if x.gated else 1),
+                1,
+                "experts",
+                x.count,
             )
         )
-        found.append(Matrix("experts", "mlp.experts.down_bias", x.width, 1, "experts", x.count))
-        found += _whole("router", "mlp.gate.bias", x.count)
-    found += _whole("router", "mlp.correction_bias", x.count if x.correction_bias else 0, 4)
+        found.append(Matrix("experts", f"{block}.experts.down_bias", x.width, 1, "experts", x.count))
+        found += _whole("router", f"{block}.gate.bias", x.count)
+    found += _whole("router", f"{block}.correction_bias", x.count if x.correction_bias else 0, 4)
     if x.width != facts.hidden:
         found += [
             _linear(facts, i, "ffn", "mlp.fc1_latent_proj", x.width, facts.hidden, "whole"),
@@ -278,7 +299,7 @@ def layer_matrices(facts: ModelFacts, index: int) -> tuple[Matrix, ...]:
     layer: Layer = facts.layers[index]
     found = _mixer(facts, index, layer.mixer)
     for feed in layer.feeds:
-        found += _feed(facts, index, feed)
+        found += _feed(facts, index, feed, len(layer.feeds) > 1)
     found += _whole("norms", "norms", layer.norm_params + layer.extra_params)
     return tuple(found)
 

@@ -100,14 +100,14 @@ class CacheLayout:
         return min((s.block_size for g in self.groups for s in g.specs if s.kind != "state"), default=BLOCK)
 
 
-def _kv_bytes(facts: ModelFacts, kv_dtype: str) -> int:
-    """Bytes of one cached value: `auto` follows the checkpoint, then the activation dtype."""
+def kv_value_bytes(facts: ModelFacts, kv_dtype: str) -> float:
+    """Bytes of one cached value: `auto` follows the checkpoint, then the activation dtype. NVFP4 counts its scales."""
     asked = facts.kv_dtype if kv_dtype == "auto" else kv_dtype
-    return (
-        facts.dtype_bytes
-        if asked == "auto"
-        else DTYPE_BYTES.get("fp8" if asked.startswith("fp8") else asked, 2)
-    )
+    if asked == "auto":
+        return facts.dtype_bytes
+    if asked == "nvfp4":
+        return 0.5 + 1 / 16
+    return 1 if asked.startswith("fp8") else 2
 
 
 def state_bytes(m: Recurrent, tp: int, dtype_bytes: int, conv_bytes: int | None = None) -> int:
@@ -124,12 +124,12 @@ def state_bytes(m: Recurrent, tp: int, dtype_bytes: int, conv_bytes: int | None 
     return conv + state * DTYPE_BYTES.get(m.state_dtype, dtype_bytes)
 
 
-def _mixer_specs(facts: ModelFacts, m: object, tp: int, value: int, block: int) -> list[Spec]:
+def _mixer_specs(facts: ModelFacts, m: object, tp: int, value: float, block: int) -> list[Spec]:
     """The caches of one attention layer."""
     if isinstance(m, Attention):
         if m.reuses_cache:
             return []
-        page = block * max(1, m.kv_heads // tp) * (m.head_dim + m.v_head_dim) * value
+        page = int(block * max(1, m.kv_heads // tp) * (m.head_dim + m.v_head_dim) * value)
         if m.indexer:
             page += block * m.indexer.head_dim * facts.dtype_bytes
         if m.window:
@@ -139,7 +139,7 @@ def _mixer_specs(facts: ModelFacts, m: object, tp: int, value: int, block: int) 
         width = (m.kv_lora_rank + m.rope_dim) * value
         if m.indexer and value == 1:
             width = m.kv_lora_rank + m.kv_lora_rank // 128 * 4 + 2 * m.rope_dim  # fp8_ds_mla: 656 bytes
-        found = [Spec("full", block, block * width)]
+        found = [Spec("full", block, int(block * width))]
         if m.indexer and m.indexer.owns_cache:  # one FP8 key and a float scale per 128 values
             found.append(Spec("full", block, block * (m.indexer.head_dim + m.indexer.head_dim // 128 * 4)))
         return found
@@ -166,7 +166,7 @@ def layer_specs(
     version: Version = (0, 32, 0),
 ) -> list[list[Spec]]:
     """The cache specs of every layer on one rank; a layer may have none or two."""
-    value = _kv_bytes(facts, kv_dtype)
+    value = kv_value_bytes(facts, kv_dtype)
     sparse = any(isinstance(x.mixer, LatentAttention) and x.mixer.indexer for x in facts.layers)
     block = block_size or (SPARSE_BLOCK if sparse else BLOCK)
     recurrent = next((x.mixer for x in facts.layers if isinstance(x.mixer, Recurrent)), None)
