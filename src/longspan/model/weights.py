@@ -4,7 +4,6 @@ Shapes follow vLLM's model code: QKV and gate/up projections are column-parallel
 embeddings and head are split over the vocabulary padded to 64; norms, routers, MLA's down-projections and indexers stay whole.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
 from longspan.model.facts import (
@@ -306,16 +305,22 @@ def layer_matrices(facts: ModelFacts, index: int) -> tuple[Matrix, ...]:
 
 def matrices(facts: ModelFacts) -> tuple[tuple[Matrix, ...], ...]:
     """Every layer's matrices, in layer order."""
-    found = facts.__dict__.get("_matrices")
+    kinds, index = layer_kinds(facts)
+    return tuple(kinds[k] for k in index)
+
+
+def layer_kinds(facts: ModelFacts) -> tuple[tuple[tuple[Matrix, ...], ...], tuple[int, ...]]:
+    """The different layers of a model, and which of them stands at each place. Computed once a model."""
+    found: tuple[tuple[tuple[Matrix, ...], ...], tuple[int, ...]] | None = facts.__dict__.get("_layer_kinds")
     if found is None:
-        found = tuple(layer_matrices(facts, i) for i in range(len(facts.layers)))
-        facts.__dict__["_matrices"] = found
+        order: dict[tuple[Matrix, ...], int] = {}
+        index = tuple(
+            order.setdefault(layer_matrices(facts, i), len(order)) for i in range(len(facts.layers))
+        )
+        found = (tuple(order), index)
+        # A frozen value keeps what was derived from it, as functools.cached_property does.
+        facts.__dict__["_layer_kinds"] = found
     return found
-
-
-def layer_kinds(facts: ModelFacts) -> Counter[tuple[Matrix, ...]]:
-    """How many layers hold the same matrices."""
-    return Counter(matrices(facts))
 
 
 def parameters(facts: ModelFacts) -> int:

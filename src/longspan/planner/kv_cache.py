@@ -6,6 +6,7 @@ of page sizes and grouping. Sizes are of one rank.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from longspan.model.facts import (
@@ -62,6 +63,11 @@ class Group:
     layers: tuple[int, ...]
     specs: tuple[Spec, ...]
 
+    @cached_property
+    def distinct(self) -> frozenset[Spec]:
+        """The different specs of the group."""
+        return frozenset(self.specs)
+
     def stage_bytes(self, start: int, end: int) -> int:
         """Bytes of one block on the stage that holds layers `start` to `end`."""
         return sum(s.page_bytes for i, s in zip(self.layers, self.specs, strict=True) if start <= i < end)
@@ -97,7 +103,9 @@ class CacheLayout:
     @property
     def block_size(self) -> int:
         """Tokens of the smallest block, as the old log line used it."""
-        return min((s.block_size for g in self.groups for s in g.specs if s.kind != "state"), default=BLOCK)
+        return min(
+            (s.block_size for g in self.groups for s in g.distinct if s.kind != "state"), default=BLOCK
+        )
 
 
 def kv_value_bytes(facts: ModelFacts, kv_dtype: str) -> float:
@@ -209,24 +217,32 @@ def cache_layout(
     block_size: int | None = None,
     version: Version = (0, 32, 0),
 ) -> CacheLayout:
-    """Groups of layers as vLLM forms them.
+    """Groups of layers as vLLM forms them; computed once for each set of arguments.
 
     All of one kind: one group, whose block is the sum of its pages. Otherwise pages are unified and each kind is cut into groups
     of the smallest kind's number of layers (or of the largest's, if that is less than half as many again).
     """
-    flat = [
-        (i, s) for i, specs in enumerate(layer_specs(facts, tp, kv_dtype, block_size, version)) for s in specs
-    ]
+    known: dict[tuple[object, ...], CacheLayout] = facts.__dict__.setdefault("_cache_layouts", {})
+    key = (tp, kv_dtype, dcp, block_size, version >= STATES_ALIGNED)
+    if key not in known:
+        flat = [
+            (i, s)
+            for i, specs in enumerate(layer_specs(facts, tp, kv_dtype, block_size, version))
+            for s in specs
+        ]
+        known[key] = CacheLayout(tuple(_groups(facts, flat)), dcp)
+    return known[key]
+
+
+def _groups(facts: ModelFacts, flat: Sequence[tuple[int, Spec]]) -> list[Group]:
     if not flat:
-        return CacheLayout((), dcp)
-    kinds = {(s.kind, s.window, s.block_size) for _, s in flat}
-    if len(kinds) == 1:
-        return CacheLayout((Group(tuple(i for i, _ in flat), tuple(s for _, s in flat)),), dcp)
+        return []
+    if len({(s.kind, s.window, s.block_size) for _, s in flat}) == 1:
+        return [Group(tuple(i for i, _ in flat), tuple(s for _, s in flat))]
     if any(isinstance(x.mixer, CompressedAttention) for x in facts.layers):
-        return CacheLayout(tuple(_packed(flat)), dcp)
-    unified = _unify([s for _, s in flat])
+        return _packed(flat)
     buckets: dict[Spec, list[int]] = {}
-    for (i, _), s in zip(flat, unified, strict=True):
+    for (i, _), s in zip(flat, _unify([s for _, s in flat]), strict=True):
         buckets.setdefault(s, []).append(i)
     sizes = [len(layers) for layers in buckets.values()]
     size = max(sizes) if max(sizes) < 1.5 * min(sizes) else min(sizes)
@@ -234,7 +250,7 @@ def cache_layout(
     for spec, layers in buckets.items():
         count = ceil(len(layers) / size)
         groups += [Group(tuple(layers[k::count]), (spec,) * len(layers[k::count])) for k in range(count)]
-    return CacheLayout(tuple(groups), dcp)
+    return groups
 
 
 def _packed(flat: Sequence[tuple[int, Spec]]) -> list[Group]:
