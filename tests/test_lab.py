@@ -152,7 +152,9 @@ def test_freeze_and_thaw(lab: Lab) -> None:
     sleeper = host.popen(["sleep", "1000"])
     try:
         host.freeze()
-        states = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in host.processes()]
+        states = [
+            Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in host.processes()
+        ]
         assert len(states) >= 3
         assert set(states) == {"T"}
         host.thaw()

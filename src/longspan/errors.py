@@ -114,3 +114,15 @@ class GatewayError(LongspanError):
     """The gateway could not start or does not answer."""
 
     exit_code = 51
+
+
+class ModelFetchError(ModelError):
+    """The model is neither a directory here nor in the built-in list, and Hugging Face did not give it."""
+
+    exit_code = 30
+
+
+class CalibrationError(LongspanError):
+    """A calibration file cannot be read, or holds nothing that could correct an estimate."""
+
+    exit_code = 31

@@ -121,7 +121,7 @@ def resolve_model(request: Request, progress: Any) -> tuple[str, str, ModelFacts
             f"{request.model!r} is neither a directory on this machine nor a Hugging Face id (organisation/name).",
             "Give a directory with config.json and *.safetensors files, or an id such as Qwen/Qwen3-8B.",
         )
-    return request.model, request.model, fetch.load_config(request.model, revision=request.revision)
+    return request.model, request.model, fetch.load_hub(request.model)
 
 
 def read_cluster(path: Path) -> HostsFile:

@@ -120,7 +120,8 @@ def run(wanted: dict[str, Any]) -> int:
     if wanted["executor"] == "mp":
         holders = [
             ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)(BundleHolder)
-            .options(scheduling_strategy=strategy(group, i)).remote()
+            .options(scheduling_strategy=strategy(group, i))
+            .remote()
             for i in range(len(wanted["rank_addresses"]))
         ]
         report("holders", holders=ray.get([h.describe.remote() for h in holders]))

@@ -63,7 +63,11 @@ def main(arguments: list[str]) -> None:
         return
     node = next(node for node in found if node["address"] == wanted["address"])
     strategy = NodeAffinitySchedulingStrategy(node_id=node["id"], soft=False)
-    task = ray.remote(num_cpus=0)(start_agent).options(scheduling_strategy=strategy).remote(wanted["python"], wanted["config"])
+    task = (
+        ray.remote(num_cpus=0)(start_agent)
+        .options(scheduling_strategy=strategy)
+        .remote(wanted["python"], wanted["config"])
+    )
     print(ray.get(task, timeout=80))
 
 
