@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+
 from lab.build import PROGRAMS, Lab, build_lab, leftovers, start_time, sweep
 from lab.hosts import SSH_PORT, HostSpec, LabHost
 from lab.network import bridges, namespaces

@@ -284,7 +284,7 @@ def check_room(checkpoint: Path | None, spec: DeploymentSpec) -> None:
     Raises:
         CapacityError
     """
-    free_disk = shutil.disk_usage("/tmp").free  # noqa: S108 - Ray's sockets need a short path
+    free_disk = shutil.disk_usage("/tmp").free
     if free_disk < GIB:
         raise CapacityError(
             f"/tmp has {format_bytes(free_disk)} free, Ray and its logs need 1.0 GiB.", "Free some."

@@ -191,11 +191,11 @@ def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
     )
     out.print(
         f'\ncurl {endpoint}/chat/completions -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json"'
-        f' -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
+        f' -d \'{{"model": "{model}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
     )
     out.print(
         f'\npython -c \'from openai import OpenAI; c = OpenAI(base_url="{endpoint}", api_key=open("{key_file}").read());'
-        f' print(c.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "What is the capital of'
+        f' print(c.chat.completions.create(model="{model}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of'
         " France?\"}]).choices[0].message.content)'"
     )
     out.print(f"\nlongspan status{name}   # the same later\nlongspan down{name}     # stop it")

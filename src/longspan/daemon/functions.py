@@ -43,8 +43,13 @@ async def facts(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
 
 async def write(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     """Writes the token and key files with mode 0600, and vLLM's list of variables that stay per node."""
-    root = Path(run_dir).resolve()
-    for name, text in arguments["files"].items():
+    await asyncio.to_thread(write_files, Path(run_dir).resolve(), arguments["files"])
+    return {}
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    """Nothing outside the run directory is written, whoever asks."""
+    for name, text in files.items():
         path = Path(name)
         if not path.resolve().is_relative_to(root):
             raise ValueError(f"{name} is outside {root}")
@@ -52,8 +57,7 @@ async def write(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-    await asyncio.to_thread(write_local_variables, root / "vllm")
-    return {}
+    write_local_variables(root / "vllm")
 
 
 def write_local_variables(config_dir: Path) -> None:

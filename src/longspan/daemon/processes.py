@@ -103,7 +103,7 @@ def ours(mark: str, *, joined: bool) -> set[int]:
 
 
 def _net_namespace(pid: str) -> str:
-    return os.readlink(f"/proc/{pid}/ns/net")
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
 def shm_files(pids: set[int]) -> set[Path]:
