@@ -7,6 +7,7 @@ Agent <- controller  GET  /v1/agents/NAME/commands?after=SEQ   long-poll; {"comm
 from typing import Any
 
 from longspan.launch.steps import Answered, Call, Event, Exited, Lines, Start, StopAll
+from longspan.launch.words import EVENT_MARK
 
 BEAT_SECONDS = 1.0
 LONG_POLL_SECONDS = 10.0
@@ -34,12 +35,19 @@ def event_from_json(node: str, document: Any) -> Event:
             case "exited":
                 return Exited(node, str(document["process"]), int(document["code"]))
             case "lines":
-                lines = tuple(str(line)[:MAX_LINE_CHARACTERS] for line in document["lines"][:MAX_LINES])
+                if not isinstance(document["lines"], list):
+                    raise ProtocolError("lines is no list")
+                lines = tuple(cut(str(line)) for line in document["lines"][:MAX_LINES])
                 return Lines(node, str(document["process"]), lines)
             case kind:
                 raise ProtocolError(f"unknown event {kind!r}")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"not an event: {error}") from error
+
+
+def cut(line: str) -> str:
+    """A line of a log, bounded; an event of ours stays whole, since half a document is none."""
+    return line if line.startswith(EVENT_MARK) else line[:MAX_LINE_CHARACTERS]
 
 
 def command_to_json(action: Start | Call | StopAll) -> dict[str, Any]:
