@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ PORT = 18431
 
 
 @pytest.fixture(scope="module")
-def served(fresh: Longspan) -> Iterator[tuple[Longspan, str]]:
+def served(fresh: Longspan) -> tuple[Longspan, str]:
     """The demo model, served; with what `up` printed."""
     done = fresh.up("--listen", f"127.0.0.1:{PORT}")
     assert done.returncode == 0, done.stderr + done.stdout
-    yield fresh, done.stdout + done.stderr
+    return fresh, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
