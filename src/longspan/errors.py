@@ -102,3 +102,9 @@ class ControlPlaneError(LongspanError):
     """The controller or an agent does not answer."""
 
     exit_code = 22
+
+
+class LogUnreadableError(LongspanError):
+    """A log that the doctor should read does not exist or may not be read."""
+
+    exit_code = 60

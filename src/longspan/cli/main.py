@@ -9,7 +9,9 @@ from longspan import __version__
 from longspan.errors import LongspanError
 
 # verb -> (module, one line of help). The help stands here so that `longspan --help` imports no verb.
-VERBS: dict[str, tuple[str, str]] = {}
+VERBS: dict[str, tuple[str, str]] = {
+    "doctor": ("longspan.cli.doctor", "Say why a launch failed or hangs."),
+}
 
 
 class LazyGroup(click.Group):
