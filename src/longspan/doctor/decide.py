@@ -19,9 +19,9 @@ def default(event: Event, rule: Rule, scene: Scene) -> Guess:
 
 def nccl_connect(event: Event, rule: Rule, scene: Scene) -> Guess:
     """A virtual or foreign address is the wrong interface; a right one is a closed port or a dead peer."""
-    peer = event.hit.groups.get("peer") or ""
+    peer = event.hit.groups.get("peer") or event.hit.groups.get("peer2") or ""
     kind, text = kind_of_address(peer.split("<")[0]), event.hit.text
-    own = scene.own_addresses()
+    own = [a for a in scene.own_addresses() if not kind_of_address(a)]
     near = any(same_subnet(peer, a) for a in own)
     if any(same_subnet(peer, a, 2) for a in own) and kind == "docker bridge":
         kind = ""
@@ -181,9 +181,13 @@ def on_one_node(event: Event, rule: Rule, scene: Scene) -> Guess:
     return Guess(rule.cause, 0.7 if failing and failing < nodes else 0.35)
 
 
+# How Ray calls the share of a resource that a placement group reserved.
+_HELD = re.compile(r"\b(?:GPU|bundle)_group_")
+
+
 def node_no_gpu(event: Event, rule: Rule, scene: Scene) -> Guess:
     """A node whose resources name a placement group's bundle has GPUs, and that group holds them."""
-    if "bundle_group" in event.hit.text or "_group_" in event.hit.text:
+    if _HELD.search(event.hit.text):
         return Guess("stale-placement-group", 0.9, ("gpu-not-visible-to-ray",), "a placement group holds the node's GPUs")
     return default(event, rule, scene)
 
@@ -197,7 +201,7 @@ def placement(event: Event, rule: Rule, scene: Scene) -> Guess:
             return Guess("gpu-not-visible-to-ray", 0.85, ("placement-group-unsatisfied",), "Ray knows of no GPU")
         if used >= total or reserved >= total:
             return Guess("stale-placement-group", 0.85, ("placement-group-unsatisfied",), f"{used:g} of {total:g} GPUs are in use")
-    if "_group_" in event.hit.text:
+    if _HELD.search(event.hit.text):
         return Guess("stale-placement-group", 0.85, ("placement-group-unsatisfied",))
     return default(event, rule, scene)
 
@@ -218,11 +222,11 @@ def oom_victim(event: Event, rule: Rule, scene: Scene) -> Guess:
     groups = event.hit.groups
     victim = groups.get("victim") or groups.get("victim2") or groups.get("victim3") or ""
     if victim and not _OURS.search(victim):
-        return Guess("oom-host-ram", 0.4, (), f"the kernel killed {victim}")
+        return Guess("oom-host-ram", 0.05, (), f"the kernel killed {victim}")
     return Guess("oom-host-ram", rule.weight, (), f"the kernel killed {victim}" if victim else "")
 
 
-_SHM = re.compile(r"/dev/shm|nccl-\w|psm_|sem\.|shmutils|shared memory|posix_fallocate|SharedMemory|shm_open")
+_SHM = re.compile(r"/dev/shm|nccl-\w|</torch_\d|psm_|sem\.|shmutils|shared memory|posix_fallocate|SharedMemory|shm_open")
 
 
 def no_space(event: Event, rule: Rule, scene: Scene) -> Guess:

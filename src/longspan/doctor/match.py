@@ -21,6 +21,7 @@ LATER_PENALTY = 0.03
 FOLLOW_UPS = frozenset({"port-in-use", "gpu-memory-taken", "stale-placement-group", "placement-group-unsatisfied", "ray-head-unreachable"})
 FOLLOW_UP_SECONDS = 45.0
 ALTERNATIVES = 2
+WORTH_SAYING = 0.1
 EVIDENCE_LINES = 4
 
 
@@ -84,7 +85,7 @@ def _judge(scene: Scene) -> tuple[list[Finding], Remaining]:
         if not candidates or all(c.cause == "insufficient-evidence" or c.score < guess.weight for c in candidates):
             candidates.insert(0, _Candidate(guess.cause, guess.weight, 0, list(quiet.evidence), guess, False, None))
     if not candidates:
-        failed = [e for e in left.faults if e.rule.id != "server-error"]
+        failed = [e for e in left.faults if (r := rule_of(e)) is not None and r.kind in ("wrapper", "generic") and r.id != "server-error"]
         if not failed:
             return [], left
         return [_insufficient(failed, left, scene)], left
@@ -99,6 +100,8 @@ def _candidates(scene: Scene, faults: Sequence[Event]) -> list[_Candidate]:
             continue
         guess = DECIDERS[rule.decide](event, rule, scene)
         score = guess.weight * TRUST[rule.kind]
+        if score < WORTH_SAYING:
+            continue
         known = found.get(guess.cause)
         if known is None:
             found[guess.cause] = _Candidate(

@@ -25,8 +25,10 @@ TEXT_LIMIT = 20_000
 EVIDENCE_LIMIT = 400
 HITS_FIRST, HITS_LAST = 400, 200
 QUOTE_LIMIT_LINES = 200
-# Marks that come with every request: the first and the last line of a shape in a block are enough.
-LAZY = frozenset({"request-ok", "health-ok"})
+# Marks that come with every request or every ten seconds: of one shape in one block, the first line and the last few
+# are enough to know when the server last worked and whether it stalls.
+LAZY = frozenset({"request-ok", "health-ok", "throughput", "throughput-zero"})
+LAZY_LAST = 4
 
 _QUANTIFIER = re.compile(r"\{\d*,?\d*\}|\[[^\]]*\]|\\\d|\(\?P<\w+>|\\d")
 # Where a user's own words begin: everything after it is quoted, not reported.
@@ -152,7 +154,7 @@ class Scanner:
         if lines[-1] == b"":
             lines.pop()
         shapes = self._shapes
-        later: dict[bytes, int] = {}  # shape of a lazy line -> its last index, -1 while there is only the first
+        later: dict[bytes, deque[int]] = {}  # shape of a lazy line -> its last indices in this block
         self._direction(lines, line)
         start, section_box = self._order - line, [section]
         for i, shape in enumerate(block.translate(None, _DIGITS).split(b"\n")[: len(lines)]):
@@ -162,14 +164,14 @@ class Scanner:
             if not wanted:
                 continue
             if shape in later:
-                later[shape] = i
+                later[shape].append(i)
                 continue
             if self._lazy.issuperset(wanted):
-                later[shape] = -1
+                later[shape] = deque(maxlen=LAZY_LAST)
             self._examine(name, lines, i, line, start, wanted, section_box, clock)
-        for shape, i in sorted(later.items(), key=lambda item: item[1]):
-            if i >= 0 and shape in shapes:
-                self._examine(name, lines, i, line, start, shapes[shape], section_box, clock)
+        last = ((i, shape) for shape, indices in later.items() for i in indices)
+        for i, shape in sorted(last):
+            self._examine(name, lines, i, line, start, shapes.get(shape, ()), section_box, clock)
         self._order += len(lines)
         self._lines += len(lines)
         return line + len(lines), section_box[0]
@@ -207,28 +209,31 @@ class Scanner:
         number = line + i + 1
         for text in whole.split("\r") if "\r" in whole else (whole,):
             head: Head | None = None
-            quoted = _QUOTED.search(text)
+            quoted: re.Match[str] | None = None
             for index in wanted:
                 rule, pattern, _ = self._table[index]
                 match = pattern.search(text)
-                if match is None or (quoted is not None and quoted.start() < match.start()):
+                if match is None:
                     continue
                 if head is None:
+                    quoted = _QUOTED.search(text)
                     head = parse_head(text)
                     if head.time_seconds is None:
                         clock.look_back(lines, i, line)
                     else:
                         clock.time_seconds, clock.line = head.time_seconds, number
+                if rule.id == "quote":
+                    if _is_open(text, match.end() - 1):
+                        self._quote_open_until = number + QUOTE_LIMIT_LINES
+                    continue
+                if quoted is not None and quoted.start() < match.start():
+                    continue
                 if head.level or head.process:
                     self._quote_open_until = 0
                 elif number <= self._quote_open_until:
                     continue
                 if rule.id == "section":
                     section[0] = match["section"] or match["named"] or ""
-                    continue
-                if rule.id == "quote":
-                    if _is_open(text, match.end() - 1):
-                        self._quote_open_until = number + QUOTE_LIMIT_LINES
                     continue
                 repeated = _REPEATED.search(text)
                 hit = Hit(

@@ -40,13 +40,19 @@ def skews(hits: Sequence[Hit]) -> dict[str, float]:
     nodes = list(dict.fromkeys(node for _, node in first))
     if len(nodes) < 2:
         return {}
-    reference = nodes[0]
+    reference = _driver(hits, nodes)
     result: dict[str, float] = {}
-    for node in nodes[1:]:
+    for node in nodes:
         gaps = [first[(m, node)] - first[(m, reference)] for m in SYNC_MARKS if (m, node) in first and (m, reference) in first]
         if gaps and abs(median(gaps)) >= SKEW_MINIMUM_SECONDS:
             result[node] = median(gaps)
     return result
+
+
+def _driver(hits: Sequence[Hit], nodes: Sequence[str]) -> str:
+    """The node whose clock the driver's own lines have: that of rank 0, where the engine runs."""
+    worlds = [h for h in hits if h.rule.id in ("world", "rank-assigned") and h.groups.get("rank") == "0" and h.node in nodes]
+    return worlds[0].node if worlds else nodes[0]
 
 
 def order(record: Record) -> list[Event]:

@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
         id="gpu-arch", cause="gpu-arch-unsupported", words="kernel compute capability cuda ampere gpu architecture ptxas supported", weight=0.9, launch_only=True,
         pattern=r"no kernel image is available|compute capability \(CC\).{0,120}built for|is only supported on GPUs with compute capability"
         r"|not supported for the current GPU\. Minimum capability|is not compatible with the current PyTorch installation|Unsupported gpu architecture"
-        r"|only supports Ampere GPUs or newer|ptxas fatal ?:.*sm_\d+|not supported in this architecture|requires (?:a GPU with )?compute capability"
+        r"|only supports Ampere GPUs or newer|ptxas fatal +:.*sm_\d+|not supported in this architecture|requires (?:a GPU with )?compute capability"
         r"|[Mm]inimum (?:cuda )?capability.{0,40}[Cc]urrent",
         example="torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
         source="https://github.com/vllm-project/vllm/pull/39878",

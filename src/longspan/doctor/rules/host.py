@@ -88,7 +88,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="shm-segment", cause="shm-too-small", words="shm shared nccl dataloader", weight=0.93,
-        pattern=r"Error while (?:creating|attaching to) shared memory segment|(?:attach|open|creat)\w* .{0,40}/dev/shm/(?:nccl|psm|sem)\S*.{0,60}(?:fail|error|No such)"
+        pattern=r"Error while (?:creating|attaching to) shared memory segment|failed to extend /dev/shm/|(?:attach|open|creat)\w* .{0,40}/dev/shm/(?:nccl|psm|sem)\S*.{0,60}(?:fail|error|No such)"
         r"|insufficient shared memory|out of shared memory|/dev/shm.{0,60}(?:too small|full\b|only has)",
         example="n0:3663:4044 [0] misc/shmutils.cc:129 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Ab (size 33030528), "
         "error: No space left on device (28)",
@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="disk-quota", cause="disk-full", words="quota disk diskpressure evicted ephemeral", weight=0.88,
-        pattern=r"Disk quota exceeded|Not enough free disk space|DiskPressure|ephemeral[- ]storage.{0,60}(?:exceed|limit|low)|[Oo]ut of disk\b"
+        pattern=r"Disk quota exceeded|Not enough free disk space|DiskPressure|ephemeral[- ]storage.{0,60}(?:exceed|limit|low)|low on resource: ephemeral-storage|[Oo]ut of disk\b"
         r"|OutOfDiskError|disk usage exceeded",
         example="OSError: [Errno 122] Disk quota exceeded: '/home/u/.cache/huggingface/hub/blobs/1'",
         source="https://github.com/hiyouga/LlamaFactory/issues/327",

@@ -134,7 +134,7 @@ MARKS: tuple[Mark, ...] = (
         example="(APIServer pid=1) INFO 11-02 10:30:00 [launcher.py:254] [shutdown] API server: shutdown triggered",
     ),
     Mark(
-        id="signal", means="stop", words="sigterm sigint keyboardinterrupt signal received interrupt terminated",
+        id="signal", means="stop", words="sigterm sigint keyboardinterrupt signal c",
         pattern=r"\*\*\* SIG(?:TERM|INT) received|KeyboardInterrupt|[Rr]eceived (?:signal |SIG)(?:TERM|INT|15\b|2\b)"
         r"|got SIGTERM|Caught signal (?:15|2)\b|\^C|terminated by signal 15",
         example="*** SIGTERM received at time=1796052600 on cpu 0 ***",
@@ -200,7 +200,7 @@ MARKS: tuple[Mark, ...] = (
         example="INFO 11-02 10:00:10 [ray_env.py:65] Copying the following environment variables to workers: ['NCCL_SOCKET_IFNAME']",
     ),
     Mark(
-        id="quote", means="quote", words="prompt content request",
+        id="quote", means="quote", words="prompt content",
         pattern=r"(?:\b[Pp]rompt['\"]?: ?|[\"'](?:content|prompt)[\"']: ?|\bprompt=)['\"]",
         example="INFO 11-02 10:00:10 [logger.py:42] Received request cmpl-1: prompt: 'Explain: CUDA out of memory', params: x",
     ),

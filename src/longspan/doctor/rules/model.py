@@ -86,7 +86,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="path-as-repo", cause="model-path-missing", words="repo hfvalidationerror repository model identifier", weight=0.93, launch_only=True,
         pattern=r"[Rr]epo id must (?:be in the form|use alphanumeric)|HFValidationError|Invalid repository ID or local directory|"
-        r"['\"]?(?:/|\./|~)\S*['\"]? is not a local folder and is not a valid model identifier|(?:model|[Mm]odel) path \S+ does not exist|"
+        r"(?:^|[\s'\"])(?:/|\./|~)\S*['\"]? is not a local folder and is not a valid model identifier|(?:model|[Mm]odel) path \S+ does not exist|"
         r"(?:OSError|ValueError): (?:Can't load|Incorrect path).{0,80}['\"]?/\S+",
         example="huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/models/m'.",
         source=_VLLM + "12035", question="`ls -la PATH` on every node, inside the container.",

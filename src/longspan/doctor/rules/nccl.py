@@ -9,8 +9,8 @@ RULES: tuple[Rule, ...] = (
     # Which interface.
     Rule(
         id="nccl-connect-failed", cause="nccl-wrong-interface", decide="nccl_connect", also=("port-blocked",),
-        words="socketstartconnect socketprogressconnect ncclsocketconnect socketpollconnect socketconnect",
-        pattern=r"(?:socketStartConnect|socketProgressConnect|socketPollConnect|ncclSocketConnect|socketConnect)\w*:? .*?"
+        words="socketstartconnect socketprogressconnect ncclsocketconnect socketpollconnect socketconnect connect",
+        pattern=r"NCCL WARN (?:Net ?: )?Connect to (?P<peer2>\S+?)<\d+> failed|(?:socketStartConnect|socketProgressConnect|socketPollConnect|ncclSocketConnect|socketConnect)\w*:? .*?"
         r"(?:[Cc]onnect(?:ion)? to (?P<peer>\S+?)(?:<\d+>)? (?:failed|returned)(?!.*retrying)|exceeded (?:error )?retry)",
         example="gpu:77:77 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.21.0.1<57093> failed : "
         "Software caused connection abort",
@@ -21,7 +21,7 @@ RULES: tuple[Rule, ...] = (
         id="nccl-connect-retry", cause="nccl-wrong-interface", kind="wait", decide="nccl_connect", phase=3, weight=0.75,
         also=("port-blocked",), any_level=True,
         words="socketpollconnect socketstartconnect socketprogressconnect retrying",
-        pattern=r"(?:socket\w*[Cc]onnect\w*:? .*?(?:[Cc]onnect(?:ion)? to (?P<peer>[\d.]+|[0-9a-f:]+:[0-9a-f]+)\S* )?"
+        pattern=r"Call to connect returned .*retrying|(?:socket\w*[Cc]onnect\w*:? .*?(?:[Cc]onnect(?:ion)? to (?P<peer>[\d.]+|[0-9a-f:]+:[0-9a-f]+)\S* )?"
         r"|connect )returned .*(?:No route to host|Connection refused|Connection timed out|unreachable).*retr",
         example="n1:88:120 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying",
         source="https://github.com/hiyouga/LlamaFactory/issues/8045",
@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="store-timeout", cause="port-blocked", decide="store_address", also=("host-ip-mismatch",),
         words="socket clients client", weight=0.85,
-        pattern=r"client socket has timed out after \d+ ?ms while trying to connect to \(?\[?(?P<peer>[^\s,)\]]+)\]?,? ?(?P<port>\d+)?"
+        pattern=r"client socket has timed out after \d+ ?m?s while trying to connect to \(?\[?(?P<peer>[^\s,)\]]+)\]?,? ?(?P<port>\d+)?"
         r"|client socket has failed to connect to any network address of \(?(?P<peer2>[^\s,)]+)",
         example="torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect "
         "to (10.0.0.11, 29501).",

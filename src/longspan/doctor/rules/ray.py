@@ -151,10 +151,10 @@ RULES: tuple[Rule, ...] = (
         source="https://github.com/vllm-project/aibrix/issues/927", question="`ray status`: fewer GPUs than asked for, or GPUs in use?",
     ),
     Rule(
-        id="pg-failed", cause="placement-group-unsatisfied", decide="placement", words="placement provide", weight=0.9,
+        id="pg-failed", cause="placement-group-unsatisfied", decide="placement", words="placement provide dp", weight=0.9,
         also=("stale-placement-group", "gpu-not-visible-to-ray"),
         pattern=r"Cannot provide a placement group|placement group (?:\S+ )?(?:is infeasible|cannot be (?:created|scheduled))"
-        r"|Not enough resources to allocate \S+ DP ranks on (?:the )?DP master",
+        r"|Not enough resources to allocate \S+ DP ranks",
         example="ValueError: Cannot provide a placement group requiring 16 GPUs (placement_group_specs=[]) within 1800 seconds.",
         source=_VLLM + "13909",
     ),

@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
         id="ib-reg-mr", cause="memlock-limit", words="ibv_reg_mr ibv_reg_mr_iova2 ibv_reg_dmabuf_mr ibv_create_cq ibv_create_qp "
         "ibv_reg_mr_iova registration",
         weight=0.92,
-        pattern=r"ibv_reg_\w*mr\w*\b.{0,60}failed.{0,40}(?:Cannot allocate memory|errno ?=? ?12|\b12\b)"
+        pattern=r"ibv_reg_\w*mr\w*\b.{0,60}failed(?:.{0,40}(?:Cannot allocate memory|errno ?=? ?12|\b12\b)|\s*$)"
         r"|ibv_create_(?:cq|qp)\b.{0,20}failed(?!.{0,40}(?:Invalid|not supported))|[Mm]emory registration failed.{0,60}(?:memlock|Cannot allocate)",
         example="n1:7:9 [0] misc/ibvwrap.cc:184 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
         source=_TESTS + "206", question="What does `ulimit -l` print inside the job or container?",
@@ -88,9 +88,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # Custom all-reduce.
     Rule(
-        id="custom-all-reduce", cause="custom-allreduce-failed", words="custom_all_reduce cuda_ipc open_mem_handle init_custom_ar",
+        id="custom-all-reduce", cause="custom-allreduce-failed", words="custom_all_reduce cuda_ipc open_mem_handle init_custom_ar cuh",
         weight=0.93,
-        pattern=r"custom_all_reduce\.cuh?:\d+\D{0,3}'|[Cc]uda [Ee]rror \S*custom_all_reduce|, in (?:init_custom_ar|open_mem_handle)\b",
+        pattern=r"custom_all_reduce\.cuh?:\d+\D{0,3}'|[Cc]uda [Ee]rror \S*custom_all_reduce|, in (?:init_custom_ar|open_mem_handle)\b|ops\.init_custom_ar\(|custom_all_reduce.{0,80}(?:failed|Error)",
         example="Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'",
         source="https://github.com/vllm-project/vllm/issues/42609",
         question="Does the tensor-parallel group span hosts, or is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF?",
