@@ -85,6 +85,9 @@ def nccl_generic(event: Event, rule: Rule, scene: Scene) -> Guess:
     versions = {v for e in scene.of("nccl-starts") if (v := e.hit.groups.get("nccl"))}
     if len(versions) > 1:
         return Guess("nccl-env-mismatch", 0.85, (), f"NCCL {' and '.join(sorted(versions))} run together")
+    drivers = {d for e in scene.of("driver-version") if (d := e.hit.groups.get("driver"))}
+    if len(drivers) > 1:
+        return Guess("driver-too-old", 0.8, ("cuda-driver-mismatch",), f"drivers {' and '.join(sorted(drivers))} run together")
     return default(event, rule, scene)
 
 
@@ -173,6 +176,13 @@ def module_missing(event: Event, rule: Rule, scene: Scene) -> Guess:
     if scene.of("frame-weights", "world", "ray-connected"):
         return Guess("worker-env-differs", 0.7)
     return Guess("worker-env-differs", 0.6)
+
+
+def model_path(event: Event, rule: Rule, scene: Scene) -> Guess:
+    """A path inside the hub's cache is a download that this node never made."""
+    if re.search(r"/hub/models--|\.cache/huggingface", event.hit.text):
+        return Guess("hf-download-failed", 0.8, ("model-path-missing",), "the path lies in another node's download cache")
+    return default(event, rule, scene)
 
 
 def on_one_node(event: Event, rule: Rule, scene: Scene) -> Guess:
@@ -288,6 +298,6 @@ DECIDERS: dict[str, Decider] = {
     "": default, "nccl_connect": nccl_connect, "missing_nic": missing_nic, "store_address": store_address, "watchdog": watchdog,
     "nccl_generic": nccl_generic, "ib_completion": ib_completion, "ib_modify_qp": ib_modify_qp, "cannot_assign": cannot_assign,
     "gcs_lost": gcs_lost, "node_lost": node_lost, "module_missing": module_missing, "on_one_node": on_one_node,
-    "node_no_gpu": node_no_gpu, "placement": placement, "worker_exit": worker_exit, "oom_victim": oom_victim, "no_space": no_space,
+    "node_no_gpu": node_no_gpu, "model_path": model_path, "placement": placement, "worker_exit": worker_exit, "oom_victim": oom_victim, "no_space": no_space,
     "cuda_oom": cuda_oom, "hang_phase": hang_phase,
 }  # fmt: skip

@@ -105,6 +105,8 @@ def _healed(event: Event, line: _Timeline) -> bool:
     came_up_before = any(isinstance(e.rule, Mark) and e.rule.means in ("ready", "serving") for e in line.events[:at])
     if not came_up_before:
         return True
+    if any(e.rule.id == "startup-complete" for e in good):
+        return True
     tokens = [e for e in good if e.rule.id == "throughput"]
     if event.when_seconds is not None:
         when = event.when_seconds

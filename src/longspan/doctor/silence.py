@@ -43,8 +43,8 @@ def silent(scene: Scene, stopped: bool) -> Silent | None:
     tail = [e for e in marks if e.rule.id in ("throughput", "throughput-zero")][-STALLED_LINES:]
     if len(tail) == STALLED_LINES and all(e.rule.id == "throughput-zero" for e in tail):
         return Silent(Guess("collective-hang", 0.5, (), "requests are running and no token moves"), tuple(tail))
-    if furthest == 3 and scene.of("nccl-starts"):
-        note = "the last sign of the ranks is the start of NCCL"
+    if furthest in (3, 4) and scene.world() > 1:
+        note = "the last sign of the ranks is the set-up of their communicators"
         return Silent(Guess("nccl-init-hang", 0.4 + 2 * surer, ("insufficient-evidence",), note), (marks[-1],))
     return None
 

@@ -118,7 +118,8 @@ RULES: tuple[Rule, ...] = (
     # Ports.
     Rule(
         id="address-in-use", cause="port-in-use", weight=0.9, words="address errno eaddrinuse adresse dirección indirizzo адрес 地址已被使用 地址已在使用",
-        pattern=rf"(?:{_IN_USE})(?!.{{0,60}}trying)",
+        # NCCL's RAS thread shares one port per host on purpose and does without it.
+        pattern=rf"^(?!.*\bras/client_support).*?(?:{_IN_USE})(?!.{{0,60}}trying)",
         example="OSError: [Errno 98] Address already in use",
         source="vllm 0.33.0 source: vllm/config/parallel.py stateless_init_dp_group", launch_only=True,
         question="`ss -ltnp` on that port: which process holds it?",

@@ -190,6 +190,11 @@ MARKS: tuple[Mark, ...] = (
         example=" 8.0/8.0 GPU (8.0 used of 8.0 reserved in placement groups)",
     ),
     Mark(
+        id="driver-version", means="driver", words="driver",
+        pattern=r"Driver Version: (?P<driver>\d+\.\d+[\d.]*)",
+        example="| NVIDIA-SMI 535.161.07   Driver Version: 535.161.07   CUDA Version: 12.2 |",
+    ),
+    Mark(
         id="nixl", means="side-channel", words="nixl side_channel nixl_connector nixlconnector vllm_nixl_side_channel_host",
         pattern=r"(?i)nixl.{0,80}(?:side.?channel|handshake|agent|connector)|VLLM_NIXL_SIDE_CHANNEL|nixl_connector",
         example='  File "/opt/vllm/distributed/kv_transfer/kv_connector/v1/nixl_connector.py", line 402, in __init__',

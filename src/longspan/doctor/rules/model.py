@@ -76,6 +76,12 @@ RULES: tuple[Rule, ...] = (
         source="https://docs.vllm.ai/en/latest/usage/troubleshooting.html",
     ),
     Rule(
+        id="inspect-failed", cause="model-arch-unsupported", kind="symptom", words="inspected", weight=0.6, launch_only=True,
+        pattern=r"architectures? .{0,120}failed to be inspected", also=("worker-env-differs",),
+        example="ValueError: Model architectures ['FooForCausalLM'] failed to be inspected. Please check the logs for more details.",
+        source="vllm 0.32.0 source: vllm/model_executor/models/registry.py",
+    ),
+    Rule(
         id="trust", cause="trust-remote-code", words="trust_remote_code custom trust", weight=0.94, launch_only=True,
         pattern=r"pass(?:ing)? (?:the argument )?`trust_remote_code=True`|setting `trust_remote_code=True`|`trust_remote_code=True` in LLM or|contains custom code which must be executed"
         r"|requires you to execute the (?:configuration|modeling|tokenizer)? ?file",
@@ -84,7 +90,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # Files.
     Rule(
-        id="path-as-repo", cause="model-path-missing", words="repo hfvalidationerror repository model identifier", weight=0.93, launch_only=True,
+        id="path-as-repo", cause="model-path-missing", decide="model_path", words="repo hfvalidationerror repository model identifier", weight=0.93, launch_only=True,
         pattern=r"[Rr]epo id must (?:be in the form|use alphanumeric)|HFValidationError|Invalid repository ID or local directory|"
         r"(?:^|[\s'\"])(?:/|\./|~)\S*['\"]? is not a local folder and is not a valid model identifier|(?:model|[Mm]odel) path \S+ does not exist|"
         r"(?:OSError|ValueError): (?:Can't load|Incorrect path).{0,80}['\"]?/\S+",
@@ -92,7 +98,7 @@ RULES: tuple[Rule, ...] = (
         source=_VLLM + "12035", question="`ls -la PATH` on every node, inside the container.",
     ),
     Rule(
-        id="path-not-found", cause="model-path-missing", words="directory config weights named", weight=0.8, launch_only=True,
+        id="path-not-found", cause="model-path-missing", decide="model_path", words="directory config weights named", weight=0.8, launch_only=True,
         pattern=r"(?:FileNotFoundError|OSError): .*No such file or directory: ?['\"](?!/dev/shm|/tmp)\S*(?:model|config\.json|safetensors|tokenizer|/hub/|weights)\S*"
         r"|/\S+ does not appear to have a file named|Cannot find any model weights with `?/|config\.json.{0,60}(?:not found|does not exist)",
         example="OSError: /models/llama does not appear to have a file named config.json.",

@@ -119,6 +119,13 @@ RULES: tuple[Rule, ...] = (
         source="https://github.com/vllm-project/vllm/issues/7815",
     ),
     Rule(
+        id="name-unresolved", cause="host-ip-mismatch", kind="wait", phase=3, weight=0.55, words="gai gaierror resolve", any_level=True,
+        pattern=r"network addresses of \(\S+, \d+\) cannot be retrieved \(gai error|socket\.gaierror: \[Errno -[235]\]", also=("port-blocked",),
+        example="[W socket.cpp:601] [c10d] The IPv4 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2 - Name or service "
+        "not known).",
+        source="https://github.com/vllm-project/vllm/issues/570", question="`getent hosts NAME` on this node: does the head's name resolve?",
+    ),
+    Rule(
         id="no-ip", cause="host-ip-mismatch", kind="wait", phase=4, weight=0.6, words="vllm_host_ip",
         pattern=r"Failed to get the IP address, using 0\.0\.0\.0",
         example="WARNING 11-02 10:00:00 [network_utils.py:40] Failed to get the IP address, using 0.0.0.0 by default.The value can "
