@@ -126,3 +126,9 @@ class CalibrationError(LongspanError):
     """A calibration file cannot be read, or holds nothing that could correct an estimate."""
 
     exit_code = 31
+
+
+class LogUnreadableError(LongspanError):
+    """A log that the doctor should read does not exist or may not be read."""
+
+    exit_code = 60

@@ -15,6 +15,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
     "gateway": ("longspan.cli.gateway", "The front door alone, in front of any OpenAI-compatible upstreams"),
+    "doctor": ("longspan.cli.doctor", "Say why a launch failed or hangs."),
 }
 
 

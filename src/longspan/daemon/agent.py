@@ -24,6 +24,7 @@ from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECO
 
 WATCH_SECONDS = 0.1  # a process that ended is reported within so long
 REAP_SECONDS = 5.0
+KEPT_LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,16 @@ class Agent:
         for start in range(0, len(texts), MAX_LINES):
             self._tell({"kind": "lines", "process": watched.name, "lines": texts[start : start + MAX_LINES]})
 
+    def _keep_ray_logs(self) -> None:
+        """The end of each log of Ray's session on this node, for the doctor; the session itself is removed."""
+        for log in Path(self.config.run_dir).glob(f"ray/{self.config.name}/session_2*/logs/*"):
+            if log.is_file() and log.stat().st_size:
+                with log.open("rb") as file:
+                    file.seek(max(0, log.stat().st_size - KEPT_LOG_BYTES))
+                    kept = Path(self.config.log_dir) / "ray" / log.name
+                    kept.parent.mkdir(exist_ok=True)
+                    kept.write_bytes(file.read())
+
     def end_everything(self) -> set[int]:
         """Ends our processes in order: the launcher first, so that Ray frees its actors, then all the rest.
 
@@ -235,6 +246,7 @@ class Agent:
         processes.reap()
         for path in shm:
             path.unlink(missing_ok=True)
+        self._keep_ray_logs()
         shutil.rmtree(self.config.run_dir, ignore_errors=True)
         return left
 

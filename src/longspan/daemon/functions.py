@@ -43,12 +43,13 @@ async def facts(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
 
 async def write(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     """Writes the token and key files with mode 0600, and vLLM's list of variables that stay per node."""
-    await asyncio.to_thread(write_files, Path(run_dir).resolve(), arguments["files"])
+    await asyncio.to_thread(write_files, Path(run_dir), arguments["files"])
     return {}
 
 
 def write_files(root: Path, files: dict[str, str]) -> None:
     """Nothing outside the run directory is written, whoever asks."""
+    root = root.resolve()
     for name, text in files.items():
         path = Path(name)
         if not path.resolve().is_relative_to(root):
