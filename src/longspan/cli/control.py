@@ -1,5 +1,6 @@
 """How verbs reach a deployment's controller: find it, start it, follow it, ask it to go down."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import Identity, alive
 from longspan.deployment import DeploymentSpec
-from longspan.errors import ControlPlaneError
+from longspan.errors import ControlPlaneError, DeploymentExistsError
 
 START_TIMEOUT_SECONDS = 30
 
@@ -47,7 +48,18 @@ def start_controller(places: Places, spec: DeploymentSpec, controller_host: str)
 
     Raises:
         ControlPlaneError: it ended or did not come up.
+        DeploymentExistsError: another `up` was faster.
     """
+    with places.starting.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, so also with this process
+        if places.running():
+            raise DeploymentExistsError(
+                "Another `longspan up` of the same name started a moment ago.", "`longspan status` shows it."
+            )
+        return _start_controller(places, spec, controller_host)
+
+
+def _start_controller(places: Places, spec: DeploymentSpec, controller_host: str) -> dict[str, Any]:
     places.clear_logs()
     places.logs.mkdir(parents=True, exist_ok=True)
     for stale in (places.controller, places.last_status):

@@ -1,6 +1,7 @@
 """What agents and the controller say to each other, as plain JSON documents. Pure.
 
-Agent -> controller  POST /v1/agents/NAME/events    {"instance": …, "events": [event, …]}  once a second at least
+Agent -> controller  POST /v1/agents/NAME/events    {"instance": …, "first": N, "events": [event, …]}  once a second at
+                     least; N counts the events before these, so that a batch sent twice is taken once
 Agent <- controller  GET  /v1/agents/NAME/commands?after=SEQ   long-poll; {"commands": [command, …]}
 """
 
@@ -43,6 +44,21 @@ def event_from_json(node: str, document: Any) -> Event:
                 raise ProtocolError(f"unknown event {kind!r}")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"not an event: {error}") from error
+
+
+def events_from_json(node: str, document: Any) -> tuple[str, int, list[Event]]:
+    """An agent's message: its instance, the number of its first event, its events.
+
+    Raises:
+        ProtocolError: it is not of that form.
+    """
+    try:
+        number, items = int(document["first"]), document["events"]
+        if not isinstance(items, list) or number < 0:
+            raise ProtocolError("events is no list, or first is negative")
+        return str(document["instance"]), number, [event_from_json(node, item) for item in items]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"not an agent's message: {error}") from error
 
 
 def cut(line: str) -> str:

@@ -212,7 +212,7 @@ class Steps:
         secrets: contents of the token and key files, by path; written by the agents, never printed.
         joined: agents that answer; `not_started`: those that could not be started.
         waiting: calls and questions without an answer yet; any other answer is dropped.
-        stopping: while stopping, the agents whose confirmation is awaited.
+        stopping: while stopping, the agents whose confirmation is awaited; `stopped_in`: the phase before.
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         ranks: rank -> what its own process said.
         facts: node -> what its agent found there.
@@ -234,6 +234,7 @@ class Steps:
     not_started: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
     stopping: set[str] = field(default_factory=set)
+    stopped_in: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, CheckpointDigest | None] = field(default_factory=dict)
     ports: dict[str, list[int]] = field(default_factory=dict)
@@ -323,6 +324,7 @@ class Steps:
     def _stop(self) -> list[Action]:
         if self.phase in {"stopping", "gone"}:
             return []
+        self.stopped_in = self.phase
         self._enter("stopping")
         self.waiting.clear()
         # An agent that is being started is waited for: nobody else would end it before its lease.
