@@ -90,9 +90,6 @@ class Controller:
     # ---- the loop
     async def feed(self, event: Event) -> None:
         """One event through the state machine, its actions carried out."""
-        if not isinstance(event, steps.Tick | AgentSilent):
-            document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
-            self.history.write(json.dumps(document, default=str) + "\n")
         before = self.machine.phase
         try:
             actions = self.machine.handle(event, time.monotonic())
@@ -102,6 +99,9 @@ class Controller:
                 "launch", f"Longspan failed over {type(event).__name__}: {type(error).__name__}: {error}",
                 "This is an error in Longspan; the traceback stands in controller.log.",
             )  # fmt: skip
+        if self.machine.history and self.machine.history[-1][1] is event:
+            document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
+            self.history.write(json.dumps(document, default=str) + "\n")
         self.perform(actions)
         if self.machine.phase != before:
             self.history.flush()

@@ -271,11 +271,17 @@ class Steps:
         return [StartAgents()]
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event, returns what to do about it."""
+        """Takes one event, returns what to do about it. What changed nothing but the clock is not kept in `history`."""
         self.now = now
-        if not isinstance(event, Tick):
+        before = self.phase, len(self.findings)
+        actions = self._handle(event)
+        clock = isinstance(event, Tick | AgentSilent)
+        if not clock or actions or before != (self.phase, len(self.findings)):
             self.history.append((now, event))
             del self.history[:-20_000]
+        return actions
+
+    def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, DownAsked):
             return self._stop()
         if self.phase in {"stopping", "gone"}:
@@ -290,7 +296,7 @@ class Steps:
             Tick: self._tick,
         }
         if not isinstance(event, Tick | AgentSilent):
-            self.last_sign = now
+            self.last_sign = self.now
         return handlers[type(event)](event)
 
     # ---- helpers
@@ -536,7 +542,7 @@ class Steps:
                 return self._gateway_line(line)
             if process == "launcher" and line.startswith(EVENT_MARK):
                 return self._launcher_event(json.loads(line[len(EVENT_MARK) :]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             return self.fail(
                 "launch",
                 f"A line of {process} on {node} is not the event that it should be"
