@@ -105,7 +105,10 @@ def node(**changes: str) -> str:
         (node(env='{ "A B" = "x" }'), "'A B' cannot be a variable's name"),
         (node() + "\n" + node(address='"10.0.0.2"'), "the name 'a' stands twice"),
         (node() + "\n" + node(name='"b"'), "the address '10.0.0.1' stands twice"),
-        (node(address='"fd00::2"') + "\n" + node(name='"b"', address='"fd00:0::2"'), "the address 'fd00::2' stands twice"),
+        (
+            node(address='"fd00::2"') + "\n" + node(name='"b"', address='"fd00:0::2"'),
+            "the address 'fd00::2' stands twice",
+        ),
         ('ray = "10.0.0.1:6379"\n' + node(), "[ray] address must be"),
         ("[ray]\n" + node(), "[ray] address must be"),
         ('[ray]\naddress = "10.0.0.1"\n', "[ray] address must be"),
@@ -128,7 +131,9 @@ values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )  # fmt: skip
-tables = st.dictionaries(st.sampled_from(["name", "address", "gpus", "ssh", "python", "env", "extra"]), values, max_size=7)
+tables = st.dictionaries(
+    st.sampled_from(["name", "address", "gpus", "ssh", "python", "env", "extra"]), values, max_size=7
+)
 
 
 def toml(value: Any) -> str:

@@ -63,7 +63,9 @@ class FakeController:
 
     def lines(self, name: str) -> list[str]:
         """What a process has written so far."""
-        return [line for e in self.taken if e["kind"] == "lines" and e["process"] == name for line in e["lines"]]
+        return [
+            line for e in self.taken if e["kind"] == "lines" and e["process"] == name for line in e["lines"]
+        ]
 
     def exit_code(self, name: str) -> int | None:
         """How a process ended."""

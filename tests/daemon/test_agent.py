@@ -31,12 +31,18 @@ def test_processes_are_started_read_and_told(tmp_path: Path) -> None:
             await until(lambda: controller.messages)
             assert controller.keys == {"Bearer the-key"}
             controller.answers = [500, 500]
-            controller.start("p", "sh", "-c", "echo one; printf '10%%\\r20%%\\r\\n'; printf 'no newline'; exit 3")
+            controller.start(
+                "p", "sh", "-c", "echo one; printf '10%%\\r20%%\\r\\n'; printf 'no newline'; exit 3"
+            )
             controller.start("q", str(tmp_path / "nowhere"))
             controller.start("r", "")
-            controller.command(kind="call", call="ports:a", what="ports", arguments={"address": "127.0.0.1", "count": 3})
+            controller.command(
+                kind="call", call="ports:a", what="ports", arguments={"address": "127.0.0.1", "count": 3}
+            )
             controller.command(kind="call", call="x:a", what="unknown", arguments={})
-            await until(lambda: controller.exit_code("p") is not None and controller.exit_code("q") is not None)
+            await until(
+                lambda: controller.exit_code("p") is not None and controller.exit_code("q") is not None
+            )
             assert controller.lines("p") == ["one", "10%", "20%", "no newline"]
             assert controller.exit_code("p") == 3
             kinds = [e["kind"] for e in controller.taken if e.get("process") == "p"]
@@ -66,7 +72,10 @@ def test_a_flood_is_taken_in_bounded_messages(tmp_path: Path) -> None:
             lines = controller.lines("p")
             assert [int(line.split()[0]) for line in lines] == list(range(300))
             assert max(map(len, lines)) == MAX_LINE_CHARACTERS
-            sizes = [sum(len(line) for e in m["events"] for line in e.get("lines", ())) for m in controller.messages]
+            sizes = [
+                sum(len(line) for e in m["events"] for line in e.get("lines", ()))
+                for m in controller.messages
+            ]
             assert max(sizes) <= 3 * BATCH_CHARACTERS
 
     run(test())
@@ -78,7 +87,10 @@ def test_the_end_of_everything(tmp_path: Path, why: str) -> None:
 
     async def test() -> None:
         lease_seconds = 1.0 if why == "lease" else 600
-        async with fake_controller() as controller, agent(controller, tmp_path, lease_seconds=lease_seconds) as child:
+        async with (
+            fake_controller() as controller,
+            agent(controller, tmp_path, lease_seconds=lease_seconds) as child,
+        ):
             controller.start("p", "sh", "-c", FAMILY, str(tmp_path))
             controller.start("q", "sleep", "1000")
             pids = await asyncio.to_thread(family, tmp_path)
@@ -143,7 +155,12 @@ def test_a_log_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     watched = Watched("p", log, None)
     assert watched.read() == []
     with log.open("wb") as file:
-        for data, lines in ((b"a\nb", ["a"]), (b"c\r", ["bc"]), (b"\xff\n", ["\N{REPLACEMENT CHARACTER}"]), (b"d", [])):
+        for data, lines in (
+            (b"a\nb", ["a"]),
+            (b"c\r", ["bc"]),
+            (b"\xff\n", ["\N{REPLACEMENT CHARACTER}"]),
+            (b"d", []),
+        ):
             file.write(data)
             file.flush()
             assert watched.read() == lines

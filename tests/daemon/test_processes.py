@@ -150,7 +150,9 @@ time.sleep(1000)
         for path in (own, shared):
             stack.callback(path.unlink, missing_ok=True)
         killed, survivor = (
-            stack.enter_context(subprocess.Popen([sys.executable, "-c", code, *map(str, names)], stdout=subprocess.PIPE))
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", code, *map(str, names)], stdout=subprocess.PIPE)
+            )
             for names in ((own, shared), (shared,))
         )
         for child in (killed, survivor):

@@ -21,11 +21,15 @@ from longspan.launch.words import EVENT_MARK
 
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["kind", "call", "value", "error", "process", "code", "lines", "instance", "first", "events"]),
-        inner,
-        max_size=5,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["kind", "call", "value", "error", "process", "code", "lines", "instance", "first", "events"]
+            ),
+            inner,
+            max_size=5,
+        )
     ),
     max_leaves=8,
 )
@@ -81,7 +85,9 @@ def test_answers_come_through(call: str, value: Any, error: str) -> None:
 def test_lines_are_bounded_and_events_whole() -> None:
     """Long lines are cut and long batches too, but half an event would be none."""
     event = EVENT_MARK + json.dumps({"event": "holders", "holders": ["x" * 100] * 64})
-    found = event_from_json("a", {"kind": "lines", "process": "p", "lines": ["y" * 9000, event, *["z"] * 1000]})
+    found = event_from_json(
+        "a", {"kind": "lines", "process": "p", "lines": ["y" * 9000, event, *["z"] * 1000]}
+    )
     assert isinstance(found, Lines)
     assert len(found.lines) == MAX_LINES
     assert len(found.lines[0]) == MAX_LINE_CHARACTERS

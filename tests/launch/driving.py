@@ -145,7 +145,9 @@ class Drive:
             found += self.do(AgentJoined(name))
         return found
 
-    def checkpoint(self, digests: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> list[Action]:
+    def checkpoint(
+        self, digests: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None
+    ) -> list[Action]:
         """All nodes answer: the same versions and the same copies, unless told otherwise."""
         found: list[Action] = []
         for number, node in enumerate(self.machine.nodes):
@@ -161,7 +163,9 @@ class Drive:
         if not self.machine.spec.ray_address:
             found += self.say(self.machine.head.name, "ray", "Ray runtime started.")
         size = self.machine.spec.world_size
-        return found + self.say(self.machine.head.name, "launcher", launcher_line("gpus", have=size, want=size, nodes=[]))
+        return found + self.say(
+            self.machine.head.name, "launcher", launcher_line("gpus", have=size, want=size, nodes=[])
+        )
 
     def reserved(self) -> list[Action]:
         """The placement group stands; with the mp executor every bundle has its holder."""

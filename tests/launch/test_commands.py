@@ -99,7 +99,13 @@ def test_ray_start_as_text() -> None:
     assert head.env["RAY_AUTH_TOKEN_PATH"] == "/tmp/x/token"
     assert head.env["CUDA_VISIBLE_DEVICES"] == "2,3"
     follower = commands.ray_start(
-        NODES[1], head=False, head_address="10.0.0.1", port=7000, own_ports=(1, 2), temp_dir="/t", token_file="/k"
+        NODES[1],
+        head=False,
+        head_address="10.0.0.1",
+        port=7000,
+        own_ports=(1, 2),
+        temp_dir="/t",
+        token_file="/k",
     )
     assert "--address=10.0.0.1:7000" in follower.argv
     assert "--head" not in follower.argv
@@ -110,7 +116,9 @@ def test_ray_start_as_text() -> None:
 def test_launcher_as_text() -> None:
     """The launcher gets the plan on standard input: ranks by address, and the head's own values only."""
     spec = make_spec(tp=2, nodes=tuple(replace(node, gpus=2) for node in NODES))
-    front = commands.front_environment(spec, ray_address="10.0.0.1:7000", key_file="/run/key", config_dir="/run/vllm")
+    front = commands.front_environment(
+        spec, ray_address="10.0.0.1:7000", key_file="/run/key", config_dir="/run/vllm"
+    )
     process = commands.launcher(
         spec, ray_address="10.0.0.1:7000", arguments=("serve",), front_env=front, mark={"LONGSPAN_MARK": "x"},
         token_file="/run/token",
@@ -143,15 +151,22 @@ def test_a_joined_ray_gets_each_nodes_values_by_address() -> None:
         spec, ray_address="10.0.0.9:6379", arguments=(), front_env={}, mark={}, token_file=None
     )
     by_address = json.loads(json.loads(process.stdin)["env"]["LONGSPAN_NODE_ENV"])
-    assert by_address == {"10.0.0.1": {"NCCL_SOCKET_IFNAME": "eth0"}, "10.0.0.2": {"NCCL_SOCKET_IFNAME": "ib0"}}
+    assert by_address == {
+        "10.0.0.1": {"NCCL_SOCKET_IFNAME": "eth0"},
+        "10.0.0.2": {"NCCL_SOCKET_IFNAME": "ib0"},
+    }
     assert "RAY_AUTH_MODE" not in process.env
 
 
 def test_values_of_one_node_stay_there() -> None:
     """Interfaces, addresses and keys are on the list that vLLM's Ray executor does not carry to other nodes."""
-    assert {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "VLLM_HOST_IP", "VLLM_API_KEY", "LONGSPAN_ENGINE_KEY_FILE"} <= set(
-        commands.NODE_LOCAL_VARIABLES
-    )
+    assert {
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "VLLM_HOST_IP",
+        "VLLM_API_KEY",
+        "LONGSPAN_ENGINE_KEY_FILE",
+    } <= set(commands.NODE_LOCAL_VARIABLES)
 
 
 def test_mp_ranks_as_text() -> None:
@@ -180,7 +195,9 @@ def test_mp_ranks_as_text() -> None:
     tp=st.integers(1, 3),
     pp=st.integers(1, 3),
 )
-def test_no_secret_in_any_process(executor: str, device: str, ray_address: str | None, tp: int, pp: int) -> None:
+def test_no_secret_in_any_process(
+    executor: str, device: str, ray_address: str | None, tp: int, pp: int
+) -> None:
     """Whatever is started in a whole launch, no secret stands in argv, environment or standard input."""
     nodes = tuple(replace(node, gpus=5) for node in NODES)
     spec = make_spec(executor=executor, device=device, ray_address=ray_address, tp=tp, pp=pp, nodes=nodes)

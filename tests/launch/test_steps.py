@@ -94,7 +94,10 @@ def test_mp_ranks_start_once_all_gpus_are_held(start: Callable[..., Drive]) -> N
     assert isinstance(second, Start)
     assert first.process.env["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert second.process.env["CUDA_VISIBLE_DEVICES"] == "0,2"
-    assert (first.process.env["NCCL_SOCKET_IFNAME"], second.process.env["NCCL_SOCKET_IFNAME"]) == ("eth0", "ib0")
+    assert (first.process.env["NCCL_SOCKET_IFNAME"], second.process.env["NCCL_SOCKET_IFNAME"]) == (
+        "eth0",
+        "ib0",
+    )
     assert ("--headless" in first.process.argv, "--headless" in second.process.argv) == (False, True)
     assert drive.say("a", "launcher", launcher_line("holders", holders=holders)) == []
 
@@ -123,7 +126,9 @@ def test_engine_phases_go_forward_only(start: Callable[..., Drive]) -> None:
     drive = start()
     drive.until("ranks_join")
     assert drive.machine.engine_phase == "joined"
-    drive.say("a", "launcher", "INFO Starting to load model /m...", "INFO Warming up model for the compilation...")
+    drive.say(
+        "a", "launcher", "INFO Starting to load model /m...", "INFO Warming up model for the compilation..."
+    )
     drive.say("a", "launcher", "INFO Loading weights took 3.1 seconds")
     assert drive.machine.engine_phase == "warm-up"
 
@@ -200,4 +205,3 @@ def test_stopping_closes_the_gateway_first(start: Callable[..., Drive]) -> None:
     drive.stop_answers()
     assert drive.machine.phase == "gone"
     assert drive.machine.failure is None
-

@@ -85,7 +85,10 @@ def test_an_agent_that_never_comes_does_not_hold_up_the_end(start: Callable[...,
     assert drive.machine.phase == "stopping"
     drive.do(Tick(), 60)
     assert drive.machine.phase == "gone"
-    assert [(f.subject, f.cause) for f in drive.machine.findings] == [("a", "agent-silent"), ("b", "agent-silent")]
+    assert [(f.subject, f.cause) for f in drive.machine.findings] == [
+        ("a", "agent-silent"),
+        ("b", "agent-silent"),
+    ]
 
 
 def test_what_an_agent_could_not_end_is_a_finding(start: Callable[..., Drive]) -> None:
@@ -100,7 +103,10 @@ def test_what_an_agent_could_not_end_is_a_finding(start: Callable[..., Drive]) -
     assert drive.machine.phase == "stopping"
     drive.do(AgentSilent("b", 31))
     assert drive.machine.phase == "gone"
-    assert [(f.subject, f.cause) for f in drive.machine.findings] == [("a", "process-left"), ("b", "agent-silent")]
+    assert [(f.subject, f.cause) for f in drive.machine.findings] == [
+        ("a", "process-left"),
+        ("b", "agent-silent"),
+    ]
 
 
 def test_an_agent_cannot_be_started(start: Callable[..., Drive]) -> None:
@@ -121,7 +127,10 @@ def test_an_agent_cannot_be_started(start: Callable[..., Drive]) -> None:
         ({"b": {**FACTS, "ray": "2.50.0"}}, "b has Ray 2.50.0, a has 2.60.0"),
         ({"b": {**FACTS, "python": "3.12.1"}}, "b has Python 3.12.1, a has 3.11.2"),
         ({"b": {**FACTS, "vllm": ""}}, "vLLM is not installed for /opt/b/python on b"),
-        ({"a": {**FACTS, "vllm": ""}, "b": {**FACTS, "vllm": ""}}, "vLLM is not installed for /opt/a/python on a"),
+        (
+            {"a": {**FACTS, "vllm": ""}, "b": {**FACTS, "vllm": ""}},
+            "vLLM is not installed for /opt/a/python on a",
+        ),
     ],
 )
 def test_versions_differ(start: Callable[..., Drive], facts: dict[str, Any], words: str) -> None:
@@ -222,13 +231,18 @@ def test_bundles_elsewhere(start: Callable[..., Drive]) -> None:
     drive.until("ray")
     holders = launcher_line("holders", holders=[{"pid": 1, "node_id": "x", "gpu_ids": [0]}] * 2)
     actions = drive.say(
-        "a", "launcher", launcher_line("reserved", placement_group="pg", bundles=["10.0.0.2", "10.0.0.1"]), holders
+        "a",
+        "launcher",
+        launcher_line("reserved", placement_group="pg", bundles=["10.0.0.2", "10.0.0.1"]),
+        holders,
     )
     assert [a for a in actions if isinstance(a, Start)] == []
     assert "['10.0.0.2', '10.0.0.1']" in failed(drive).what
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"kind": 1}', '{"event": "gpus"}', '{"event": "error", "kind": "gpus"}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"kind": 1}', '{"event": "gpus"}', '{"event": "error", "kind": "gpus"}']
+)
 def test_a_launcher_that_speaks_nonsense(start: Callable[..., Drive], line: str) -> None:
     """An event that cannot be read ends the launch with the line, instead of being waited for."""
     drive = start()
@@ -243,7 +257,9 @@ def test_fewer_holders_than_ranks(start: Callable[..., Drive]) -> None:
     """Holders that do not match the ranks start nothing."""
     drive = start(executor="mp")
     drive.until("ray")
-    drive.say("a", "launcher", launcher_line("reserved", placement_group="pg", bundles=["10.0.0.1", "10.0.0.2"]))
+    drive.say(
+        "a", "launcher", launcher_line("reserved", placement_group="pg", bundles=["10.0.0.1", "10.0.0.2"])
+    )
     drive.say("a", "launcher", launcher_line("holders", holders=[{"gpu_ids": [0]}]))
     assert failed(drive).kind == "launch"
 
@@ -314,7 +330,9 @@ def test_a_proof_that_fails_on_one_node(start: Callable[..., Drive]) -> None:
     assert failed(drive).kind == "proof"
     drive = start()
     drive.until("first_token")
-    drive.answer("evidence:", Evidence(evidence().completion, deployed_error="NaN in the answer", paths_error="NaN"))
+    drive.answer(
+        "evidence:", Evidence(evidence().completion, deployed_error="NaN in the answer", paths_error="NaN")
+    )
     assert not [a for a in drive.answer("reference:a", reference(-1.0)) if isinstance(a, Call)]
     assert "NaN" in failed(drive).what
 

@@ -88,7 +88,11 @@ def drive_to(stages: int, executor: str) -> Drive:
 
 
 @slow
-@given(st.integers(0, 10), st.sampled_from(["ray", "mp"]), st.lists(st.tuples(events, st.floats(0, 70)), max_size=25))
+@given(
+    st.integers(0, 10),
+    st.sampled_from(["ray", "mp"]),
+    st.lists(st.tuples(events, st.floats(0, 70)), max_size=25),
+)
 def test_any_order(stages: int, executor: str, told: list[tuple[Any, float]]) -> None:
     """From any phase on, any events: no exception, and every promise of `check` holds after each of them."""
     drive = drive_to(stages, executor)
@@ -98,7 +102,11 @@ def test_any_order(stages: int, executor: str, told: list[tuple[Any, float]]) ->
 
 
 @slow
-@given(st.integers(0, 10), st.lists(st.tuples(events, st.floats(0, 5)), max_size=12), st.lists(events, max_size=6))
+@given(
+    st.integers(0, 10),
+    st.lists(st.tuples(events, st.floats(0, 5)), max_size=12),
+    st.lists(events, max_size=6),
+)
 def test_down_always_ends(stages: int, told: list[tuple[Any, float]], meanwhile: list[Any]) -> None:
     """Down, whatever happened before and happens meanwhile, is gone once the agents have answered or been given up."""
     drive = drive_to(stages, "ray")
