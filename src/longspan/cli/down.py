@@ -23,11 +23,15 @@ def command(name: str, force: bool, as_json: bool) -> int:
     """Stop the deployment: engine, Ray, gateway, agents, controller. Twice is no error."""
     places = Places.of(name)
     record = places.running()
+    if record is None and (orphaned := places.orphaned()):
+        left = control.end_by_mark(places, orphaned)
+        _say(as_json, name, "its controller had died; what it left is ended", sorted(left))
+        return 0 if not left else ControlPlaneError.exit_code
     if record is None:
         _say(as_json, name, "nothing was running", [])
         return 0
     if force:
-        left = processes.end({record["pid"]} | processes.marked(record["mark"]), grace_seconds=5)
+        left = processes.end({record["pid"]}, grace_seconds=1) | control.end_by_mark(places, record)
         _say(as_json, name, "ended by force", sorted(left))
         return 0 if not left else ControlPlaneError.exit_code
     control.request(record, "/v1/down", post=True)

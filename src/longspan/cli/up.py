@@ -99,6 +99,9 @@ def command(
     record = places.running()
     if record:
         return _already(record, places, spec, as_json)
+    if orphaned := places.orphaned():
+        click.echo("The last controller died; ending what it left …", err=True)
+        control.end_by_mark(places, orphaned)
     check_port(listen)
     key, new_key = ensure_api_key(places)
     record = control.start_controller(places, spec, _controller_host(spec))

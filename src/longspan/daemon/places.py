@@ -95,6 +95,15 @@ class Places:
         found: dict[str, Any] = record
         return found if alive(Identity(found["pid"], found["start_ticks"])) else None
 
+    def orphaned(self) -> dict[str, Any] | None:
+        """The record of a controller that died without taking its deployment down, or None."""
+        try:
+            record = json.loads(self.controller.read_text())
+        except (OSError, ValueError):
+            return None
+        found: dict[str, Any] = record
+        return None if alive(Identity(found["pid"], found["start_ticks"])) else found
+
     def clear_logs(self) -> None:
         """Logs are those of the last start."""
         shutil.rmtree(self.logs, ignore_errors=True)
