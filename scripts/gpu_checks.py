@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The checks that need GPUs, for a host that has them: `python scripts/gpu_checks.py MODEL_DIRECTORY [--gpus N]`.
 
 Everything here could not be run where Longspan is developed (no GPU). Each check starts a deployment of its own on this
