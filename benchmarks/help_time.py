@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints how long `longspan --help` takes, in seconds; the aim is less than 0.3.
 
-    .venv/bin/python benchmarks/help_time.py [RUNS]
+.venv/bin/python benchmarks/help_time.py [RUNS]
 """
 
 import json

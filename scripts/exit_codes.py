@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes docs/exit-codes.md from longspan/errors.py; a test fails when the two differ.
 
-    PYTHONPATH=src python scripts/exit_codes.py
+PYTHONPATH=src python scripts/exit_codes.py
 """
 
 import inspect

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import pytest
+
 from lab.build import Lab, build_lab, why_no_lab
 
 

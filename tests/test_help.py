@@ -15,7 +15,18 @@ except SystemExit as end:
 """
 # click's own imports stay below this on Python 3.11 (183 were counted); a verb or rich would add hundreds.
 MOST_MODULES = 260
-HEAVY = {"asyncio", "rich", "aiohttp", "huggingface_hub", "ray", "vllm", "torch", "numpy", "uvloop", "httptools"}
+HEAVY = {
+    "asyncio",
+    "rich",
+    "aiohttp",
+    "huggingface_hub",
+    "ray",
+    "vllm",
+    "torch",
+    "numpy",
+    "uvloop",
+    "httptools",
+}
 
 
 def imported(*args: str) -> tuple[str, set[str]]:
@@ -23,7 +34,11 @@ def imported(*args: str) -> tuple[str, set[str]]:
     paths = [path for path in sys.path if path]
     code = f"import sys; sys.path[:0] = {paths!r}\n{PROBE}"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, *args], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-I", "-S", "-c", code, *args],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     return done.stdout, set(done.stderr.split())
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+
 from lab.build import PROGRAMS, Lab, build_lab, leftovers, start_time, sweep
 from lab.hosts import SSH_PORT, HostSpec, LabHost
 from lab.network import bridges, namespaces
@@ -152,7 +153,9 @@ def test_freeze_and_thaw(lab: Lab) -> None:
     sleeper = host.popen(["sleep", "1000"])
     try:
         host.freeze()
-        states = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in host.processes()]
+        states = [
+            Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in host.processes()
+        ]
         assert len(states) >= 3
         assert set(states) == {"T"}
         host.thaw()

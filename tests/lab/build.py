@@ -144,7 +144,9 @@ def _write_ssh_files(lab: Lab) -> None:
         real = shutil.which(program)
         assert real is not None
         wrapper = lab.bin / program
-        wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} -F {shlex.quote(str(lab.ssh_config))} "$@"\n')
+        wrapper.write_text(
+            f'#!/bin/sh\nexec {shlex.quote(real)} -F {shlex.quote(str(lab.ssh_config))} "$@"\n'
+        )
         wrapper.chmod(0o755)
 
 
