@@ -39,7 +39,9 @@ def test_locks_are_what_the_roots_require() -> None:
         except PackageNotFoundError:
             found = "missing"
         if found != wanted:
-            pytest.skip(f"{name} is {found} here and {wanted} in the lock: this runs in `make test`'s environment")
+            pytest.skip(
+                f"{name} is {found} here and {wanted} in the lock: this runs in `make test`'s environment"
+            )
     script = runpy.run_path(str(REPO / "scripts" / "lock.py"))
     for lock, roots in script["roots"]().items():
         found, problems = script["closure"](roots)
