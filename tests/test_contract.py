@@ -26,6 +26,7 @@ ALLOWED = {("dashboard", "monitor")}
 IO_MODULES = {
     "host",
     "launch.digest",
+    "launch.one_rank",
     "launch.prover",
     "launch.reference",
     "cli.*",
