@@ -30,6 +30,7 @@ IO_MODULES = {
     "launch.prover",
     "launch.reference",
     "cli.*",
+    "model.fetch",
 }
 IMPURE_IMPORTS = {
     "ray", "vllm", "torch", "transformers", "aiohttp", "httptools", "uvloop", "asyncio", "subprocess",

@@ -1,1 +1,1 @@
-"""Starts what a plan says, and proves that it answers as the checkpoint would."""
+"""Launching: wanted + observed -> actions (pure), commands (pure), and the few doors to Ray and vLLM."""
