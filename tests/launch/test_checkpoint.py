@@ -77,6 +77,22 @@ def test_another_nonce_reads_other_bytes() -> None:
     assert len(seen) > 190
 
 
+@given(st.integers(0, 5 * MIB), st.integers(1, 4))
+def test_no_byte_is_out_of_reach(extra: int, count: int) -> None:
+    """Over many starts every byte of a file is read at some time, whatever its size."""
+    size = 4 * MIB + extra
+    blocks = {
+        block
+        for nonce in range(200)
+        for block in sampled_blocks("w", size, nonce=str(nonce), count=count, header_bytes=0)
+    }
+    end = 0
+    for offset, length in sorted(blocks):
+        assert offset <= end
+        end = max(end, offset + length)
+    assert end == size
+
+
 def test_samples_follow_the_size_of_a_file() -> None:
     """A larger file gets more blocks, a small one at least eight, so that no file escapes."""
     assert sample_count(5 * 10**9, 10**12) < sample_count(50 * 10**9, 10**12)
