@@ -1,6 +1,7 @@
 """`longspan down`: takes the deployment down and waits until nothing of it is left."""
 
 import json
+from collections.abc import Sequence
 
 import click
 
@@ -44,7 +45,7 @@ def command(name: str, force: bool, as_json: bool) -> int:
     return 0 if not left_texts else ControlPlaneError.exit_code
 
 
-def _say(as_json: bool, name: str, what: str, left: list[object]) -> None:
+def _say(as_json: bool, name: str, what: str, left: Sequence[object]) -> None:
     if as_json:
         click.echo(json.dumps({"name": name, "result": what, "left": left}))
         return

@@ -121,7 +121,7 @@ def resolve_model(request: Request, progress: Any) -> tuple[str, str, ModelFacts
             f"{request.model!r} is neither a directory on this machine nor a Hugging Face id (organisation/name).",
             "Give a directory with config.json and *.safetensors files, or an id such as Qwen/Qwen3-8B.",
         )
-    return request.model, request.model, fetch.load_config(request.model, revision=request.revision)
+    return request.model, request.model, fetch.load_hub(request.model)
 
 
 def read_cluster(path: Path) -> HostsFile:
@@ -284,7 +284,7 @@ def check_room(checkpoint: Path | None, spec: DeploymentSpec) -> None:
     Raises:
         CapacityError
     """
-    free_disk = shutil.disk_usage("/tmp").free  # noqa: S108 - Ray's sockets need a short path
+    free_disk = shutil.disk_usage("/tmp").free
     if free_disk < GIB:
         raise CapacityError(
             f"/tmp has {format_bytes(free_disk)} free, Ray and its logs need 1.0 GiB.", "Free some."

@@ -104,7 +104,7 @@ def proof_lines(proof: dict[str, Any]) -> list[Text]:
     lines = []
     for layer in proof.get("layers", []):
         mark, style = {"passed": MARKS["done"], "failed": MARKS["failed"]}.get(
-            layer["state"], ("–", "yellow")
+            layer["state"], ("-", "yellow")
         )
         lines.append(Text.assemble((f"  {mark} ", style), f"{layer['name']}: {layer['saw']}"))
         lines.append(Text(f"      sees {layer['sees']}", style="dim"))

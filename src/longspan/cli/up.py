@@ -167,8 +167,19 @@ def _failure(status: dict[str, Any]) -> LongspanError:
     failure = status.get("failure")
     if failure is None:
         return LaunchError("The deployment was taken down while it was starting.", "")
-    logs = f"Logs: {status['logs']}."
-    return FAILURES[failure["kind"]](failure["what"], f"{failure['remedy']} {logs}".strip())
+    remedy = f"{failure['remedy']} {_diagnosis(Path(status['logs']))}Logs: {status['logs']}."
+    return FAILURES[failure["kind"]](failure["what"], remedy.strip())
+
+
+def _diagnosis(logs: Path) -> str:
+    """What the doctor makes of the logs of a launch that failed: its best finding, or nothing."""
+    from longspan.doctor.collect import diagnose
+
+    findings = diagnose([logs]).findings
+    if not findings or findings[0].cause == "insufficient-evidence":
+        return ""
+    best = findings[0]
+    return f"\n  doctor: {best.summary} ({best.cause}, {best.confidence:.0%} sure). {best.remedy}\n  "
 
 
 def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
@@ -191,11 +202,11 @@ def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
     )
     out.print(
         f'\ncurl {endpoint}/chat/completions -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json"'
-        f' -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
+        f' -d \'{{"model": "{model}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
     )
     out.print(
         f'\npython -c \'from openai import OpenAI; c = OpenAI(base_url="{endpoint}", api_key=open("{key_file}").read());'
-        f' print(c.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "What is the capital of'
+        f' print(c.chat.completions.create(model="{model}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of'
         " France?\"}]).choices[0].message.content)'"
     )
     out.print(f"\nlongspan status{name}   # the same later\nlongspan down{name}     # stop it")

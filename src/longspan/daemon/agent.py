@@ -22,6 +22,10 @@ import aiohttp
 from longspan.daemon import functions, processes
 from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECONDS, MAX_LINES
 
+WATCH_SECONDS = 0.1  # a process that ended is reported within so long
+REAP_SECONDS = 5.0
+KEPT_LOG_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
@@ -33,6 +37,7 @@ class AgentConfig:
         mark: identifies the processes of this start of the deployment on this node.
         run_dir: removed at the end.
         log_dir: stays.
+        joined: Ray is not ours: its workers are not our descendants and are found by the mark.
     """
 
     name: str
@@ -41,6 +46,7 @@ class AgentConfig:
     mark: str
     run_dir: str
     log_dir: str
+    joined: bool
 
 
 @dataclass(slots=True)
@@ -184,6 +190,7 @@ class Agent:
 
     # ---- the node
     async def _watch(self) -> None:
+        next_reap = 0.0
         while True:
             for watched in list(self.watched.values()):
                 self._read_log(watched)
@@ -192,20 +199,32 @@ class Agent:
                     self._read_log(watched)
                     watched.reported = True
                     self._tell({"kind": "exited", "process": watched.name, "code": code})
-            processes.reap()
-            await asyncio.sleep(0.1)
+            if time.monotonic() > next_reap:  # a walk over /proc, too dear for every round
+                processes.reap()
+                next_reap = time.monotonic() + REAP_SECONDS
+            await asyncio.sleep(WATCH_SECONDS)
 
     def _read_log(self, watched: Watched) -> None:
+        if watched.log.stat().st_size == watched.offset:
+            return
         with watched.log.open("rb") as log:
             log.seek(watched.offset)
             data = log.read(1 << 20)
-        if not data:
-            return
         watched.offset += len(data)
         *lines, watched.rest = (watched.rest + data).split(b"\n")
         texts = [line.decode(errors="replace") for line in lines]
         for start in range(0, len(texts), MAX_LINES):
             self._tell({"kind": "lines", "process": watched.name, "lines": texts[start : start + MAX_LINES]})
+
+    def _keep_ray_logs(self) -> None:
+        """The end of each log of Ray's session on this node, for the doctor; the session itself is removed."""
+        for log in Path(self.config.run_dir).glob(f"ray/{self.config.name}/session_2*/logs/*"):
+            if log.is_file() and log.stat().st_size:
+                with log.open("rb") as file:
+                    file.seek(max(0, log.stat().st_size - KEPT_LOG_BYTES))
+                    kept = Path(self.config.log_dir) / "ray" / log.name
+                    kept.parent.mkdir(exist_ok=True)
+                    kept.write_bytes(file.read())
 
     def end_everything(self) -> set[int]:
         """Ends our processes in order: the launcher first, so that Ray frees its actors, then all the rest.
@@ -213,14 +232,13 @@ class Agent:
         Returns:
             The pids that could not be ended.
         """
-        own = os.getpid()
-        mine = processes.descendants(own) | processes.marked(self.config.mark)
+        mine = processes.ours(self.config.mark, joined=self.config.joined)
         shm = processes.shm_files(mine)
         first = {w.child.pid for w in self.watched.values() if w.name in {"launcher", "gateway"}}
         processes.end(first & mine, grace_seconds=5)
         left: set[int] = set()
         for _ in range(3):  # a dying process can still have started another
-            mine = (processes.descendants(own) | processes.marked(self.config.mark)) - {own}
+            mine = processes.ours(self.config.mark, joined=self.config.joined)
             if not mine:
                 break
             shm |= processes.shm_files(mine)
@@ -228,6 +246,7 @@ class Agent:
         processes.reap()
         for path in shm:
             path.unlink(missing_ok=True)
+        self._keep_ray_logs()
         shutil.rmtree(self.config.run_dir, ignore_errors=True)
         return left
 

@@ -231,7 +231,15 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """What `longspan status --json` prints."""
-        return {**status.document(self.machine, self.places, time.monotonic()), "version": self.version}
+        places = self.places
+        document = status.document(
+            self.machine,
+            state_dir=str(places.root),
+            api_key_file=str(places.api_key),
+            logs=str(places.logs),
+            now=time.monotonic(),
+        )
+        return {**document, "version": self.version}
 
     # ---- life
     async def run(self) -> None:

@@ -96,8 +96,14 @@ def marked(mark: str) -> set[int]:
     return found
 
 
+def ours(mark: str, *, joined: bool) -> set[int]:
+    """Every process that this agent answers for: its descendants, and in a Ray that we joined the marked ones."""
+    found = descendants(os.getpid())
+    return found | marked(mark) if joined else found
+
+
 def _net_namespace(pid: str) -> str:
-    return os.readlink(f"/proc/{pid}/ns/net")
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
 def shm_files(pids: set[int]) -> set[Path]:

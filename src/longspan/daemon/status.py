@@ -1,8 +1,7 @@
-"""The status document, from the state machine's state. Pure but for the paths it names."""
+"""The status document, from the state machine's state. Pure."""
 
 from typing import Any
 
-from longspan.daemon.places import Places
 from longspan.launch import steps, verdict
 
 
@@ -72,7 +71,9 @@ def _ranks(machine: steps.Steps) -> list[dict[str, Any]]:
     return rows
 
 
-def document(machine: steps.Steps, places: Places, now: float) -> dict[str, Any]:
+def document(
+    machine: steps.Steps, *, state_dir: str, api_key_file: str, logs: str, now: float
+) -> dict[str, Any]:
     """What `longspan status --json` prints; no secret in it."""
     spec = machine.spec
     begun = machine.started["agents"]
@@ -85,7 +86,7 @@ def document(machine: steps.Steps, places: Places, now: float) -> dict[str, Any]
         "served_name": spec.served_name,
         "layout": {"tp": spec.tp, "pp": spec.pp, "executor": spec.executor, "device": spec.device},
         "endpoint": f"http://{machine.gateway_address}/v1" if machine.gateway_address else None,
-        "api_key_file": str(places.api_key),
+        "api_key_file": api_key_file,
         "ray": {"address": machine.ray_address, "joined": bool(spec.ray_address)},
         "placement_group": machine.placement_group or None,
         "nodes": [
@@ -104,6 +105,6 @@ def document(machine: steps.Steps, places: Places, now: float) -> dict[str, Any]
         "proof": {"summary": verdict.summary(machine.proof), **machine.proof.to_json()} if machine.proof else None,
         "findings": [finding.to_json() for finding in machine.findings],
         "failure": machine.failure.to_json() if machine.failure else None,
-        "state_dir": str(places.root),
-        "logs": str(places.logs),
+        "state_dir": state_dir,
+        "logs": logs,
     }  # fmt: skip

@@ -193,10 +193,15 @@ def engine_arguments(
     return [*arguments, *spec.vllm_arguments]
 
 
-def front_environment(spec: DeploymentSpec, *, key_file: str, config_dir: str) -> dict[str, str]:
+def front_environment(
+    spec: DeploymentSpec, *, ray_address: str, key_file: str, config_dir: str
+) -> dict[str, str]:
     """The environment of the process that runs vLLM's front end under the Ray executor."""
     return {
         **device_environment(spec),
+        # The engine core is a child process that calls ray.init() without an address: it would join whatever Ray it
+        # finds on the machine, or start one.
+        "RAY_ADDRESS": ray_address,
         # Always set: vLLM would sort the bundles by random node id otherwise.
         "VLLM_RAY_BUNDLE_INDICES": ",".join(map(str, range(spec.world_size))),
         "VLLM_HOST_IP": spec.rank_nodes()[0].address,

@@ -9,7 +9,7 @@ replayed. The controller's loop feeds it and does what it says; a test feeds it 
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from longspan.deployment import DeploymentSpec, NodeSpec
@@ -235,7 +235,7 @@ class Steps:
     bundles: list[str] = field(default_factory=list)
     gpu_ids: list[list[int]] = field(default_factory=list)
     ranks: dict[int, RankSeen] = field(default_factory=dict)
-    rank_devices: dict[str, Any] = field(default_factory=dict)
+    rank_devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     gateway_address: str = ""
     gateway_up: bool = False
     engine_url: str = ""
@@ -395,8 +395,8 @@ class Steps:
             self.ports[node] = event.value
         elif what == "first_token":
             return self._first_token(event.value)
-        elif what == "devices":
-            self.rank_devices[node] = event.value
+        elif what == "ranks":
+            return self._ranks_answered(node, event.value)
         elif what == "reference":
             self.references[node] = event.value
             return self._judge()
@@ -411,8 +411,6 @@ class Steps:
         if what == "reference":
             self.references[node] = {"skipped": error}
             return self._judge()
-        if what == "devices":
-            return []
         if what == "first_token":
             return self.fail(
                 "launch", f"The engine says it is ready, but no token came through the gateway: {error}"
@@ -505,7 +503,9 @@ class Steps:
         spec, paths = self.spec, self.paths
         host, port = self.head.address, self.ports[self.head.name][1]
         self.engine_url = f"http://{host}:{port}"
-        front_env = commands.front_environment(spec, key_file=paths.engine_key, config_dir=paths.vllm_config)
+        front_env = commands.front_environment(
+            spec, ray_address=self.ray_address, key_file=paths.engine_key, config_dir=paths.vllm_config
+        )
         launcher = commands.launcher(
             spec,
             ray_address=self.ray_address,
@@ -599,17 +599,27 @@ class Steps:
         self.engine_times.setdefault(phase, self.now)
 
     def _engine_ready(self) -> list[Action]:
+        """Before traffic: every node is asked which of the announced ranks really are its processes."""
+        self._enter("gateway")
+        pids = [seen.pid for seen in self.ranks.values()]
+        arguments = {"pids": pids, "mark": self.mark, "joined": bool(self.spec.ray_address)}
+        return [self._call(node.name, "ranks", arguments) for node in self.nodes]
+
+    def _ranks_answered(self, node: str, pids: dict[str, list[str]]) -> list[Action]:
+        self.rank_devices[node] = pids
+        if len(self.rank_devices) < len(self.nodes):
+            return []
+        addresses = {n.name: n.address for n in self.nodes}
+        for rank, seen in list(self.ranks.items()):
+            here = [addresses[name] for name, found in self.rank_devices.items() if str(seen.pid) in found]
+            # Pids of two hosts can coincide; then the address in the rank's own log line decides.
+            address = here[0] if len(here) == 1 else seen.address
+            self.ranks[rank] = replace(seen, address=address)
         wanted = {rank: node.address for rank, node in enumerate(self.spec.rank_nodes())}
-        found = {rank: seen.address for rank, seen in self.ranks.items()}
+        found = {rank: seen.address for rank, seen in sorted(self.ranks.items())}
         if self.spec.world_size > 1 and found != wanted:
             return self.fail("launch", f"The engine's ranks run on {found}, the plan says {wanted}.")
-        self._enter("gateway")
-        devices = [
-            Call(f"devices:{node.name}", node.name, "devices",
-                 {"pids": [s.pid for s in self.ranks.values() if s.address == node.address and s.pid]})
-            for node in self.nodes
-        ]  # fmt: skip
-        return [SetGateway("ready"), *devices, *self._when_gateway_up()]
+        return [SetGateway("ready"), *self._when_gateway_up()]
 
     def _gateway_line(self, line: str) -> list[Action]:
         if line.startswith('{"event"'):
@@ -621,7 +631,7 @@ class Steps:
         return []
 
     def _when_gateway_up(self) -> list[Action]:
-        if self.phase != "gateway" or not self.gateway_up:
+        if self.phase != "gateway" or not self.gateway_up or len(self.rank_devices) < len(self.nodes):
             return []
         self._enter("first token")
         return [Ask("first_token:", "first_token")]
