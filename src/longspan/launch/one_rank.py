@@ -78,7 +78,7 @@ async def running_engine(
 def _private_directory() -> Path:
     """A new directory for the user alone; in /tmp where TMPDIR is too long, since a socket's path has at most 107 bytes."""
     long = len(tempfile.gettempdir()) > 80
-    return Path(tempfile.mkdtemp(prefix="longspan-ref-", dir="/tmp" if long else None))  # noqa: S108
+    return Path(tempfile.mkdtemp(prefix="longspan-ref-", dir="/tmp" if long else None))
 
 
 async def _until_ready(
