@@ -5,6 +5,7 @@ and prints who it is.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -30,9 +31,12 @@ async def _run(name: str, mark: str, argv: Sequence[str], stdin: str, timeout_se
     try:
         out, err = await asyncio.wait_for(child.communicate(stdin.encode()), timeout_seconds)
     except TimeoutError:
-        child.kill()
-        await child.wait()
         raise HostError(f"the agent on {name} did not start within {timeout_seconds:.0f} s") from None
+    finally:
+        if child.returncode is None:  # too slow, or we are being stopped
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
     if child.returncode != 0:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise HostError(f"{argv[0]} ended with status {child.returncode}: {last[0]}")
