@@ -10,7 +10,13 @@ from rich.text import Text
 
 from longspan.units import format_seconds
 
-MARKS = {"done": ("✓", "green"), "running": ("…", "yellow"), "failed": ("✗", "red"), "waiting": ("·", "dim")}
+MARKS = {
+    "done": ("✓", "green"),
+    "running": ("…", "yellow"),
+    "failed": ("✗", "red"),
+    "stopped": ("-", "yellow"),
+    "waiting": ("·", "dim"),
+}
 
 
 def console(*, stderr: bool = False) -> Console:

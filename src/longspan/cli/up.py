@@ -9,7 +9,7 @@ import click
 
 from longspan.cli import control
 from longspan.cli.keys import ensure_api_key
-from longspan.cli.prepare import Request, check_port, prepare
+from longspan.cli.prepare import Request, check_port, check_room, prepare
 from longspan.daemon.places import Places
 from longspan.deployment import DeploymentSpec
 from longspan.errors import (
@@ -99,6 +99,11 @@ def command(
     record = places.running()
     if record:
         return _already(record, places, spec, as_json)
+    if orphaned := places.record():
+        click.echo("The last controller died; ending what it left …", err=True)
+        control.end_by_mark(places, orphaned)
+    # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
+    check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
     key, new_key = ensure_api_key(places)
     record = control.start_controller(places, spec, _controller_host(spec))
@@ -117,7 +122,13 @@ def _controller_host(spec: DeploymentSpec) -> str:
     import socket
 
     with socket.socket(socket.AF_INET6 if ":" in first else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((first, 9))  # no packet is sent: the kernel only chooses the route
+        try:
+            probe.connect((first, 9))  # no packet is sent: the kernel only chooses the route
+        except OSError as error:
+            raise HostError(
+                f"This machine has no route to {first} ({spec.nodes[0].name}): {error.strerror}.",
+                "Run `longspan up` where all nodes can be reached, or correct the address in the cluster file.",
+            ) from error
         return str(probe.getsockname()[0])
 
 
@@ -175,7 +186,10 @@ def _diagnosis(logs: Path) -> str:
     """What the doctor makes of the logs of a launch that failed: its best finding, or nothing."""
     from longspan.doctor.collect import diagnose
 
-    findings = diagnose([logs]).findings
+    try:
+        findings = diagnose([logs]).findings
+    except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
+        return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
     if not findings or findings[0].cause == "insufficient-evidence":
         return ""
     best = findings[0]

@@ -6,6 +6,7 @@ the controller for a lease it ends everything it started, then itself.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -13,17 +14,22 @@ import signal
 import sys
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from longspan.daemon import functions, processes
-from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECONDS, MAX_LINES
+from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECONDS, MAX_LINES, cut
 
 WATCH_SECONDS = 0.1  # a process that ended is reported within so long
 REAP_SECONDS = 5.0
+READ_BYTES = 1 << 20  # of one log in one round
+BATCH_CHARACTERS = (
+    1 << 20
+)  # of log lines in one message; the controller takes 16 MiB, and JSON may escape each six-fold
+BACKLOG_EVENTS = 256  # from here on logs wait on disk until the controller has taken some
 KEPT_LOG_BYTES = 1 << 20
 
 
@@ -60,15 +66,38 @@ class Watched:
     rest: bytes = b""
     reported: bool = False
 
+    def read(self, *, whole: bool = False) -> list[str]:
+        """The lines that are new; with `whole` also the last one that lacks its newline.
+
+        A carriage return ends a line too: a progress bar is the only sign of life while weights load.
+        """
+        data = b""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(self.offset)
+            data = log.read(READ_BYTES)
+        self.offset += len(data)
+        if not data and not (whole and self.rest):
+            return []
+        *lines, self.rest = (self.rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if self.rest and (len(self.rest) > READ_BYTES or (whole and not data)):
+            lines, self.rest = [*lines, self.rest], b""
+        return [cut(line.decode(errors="replace")) for line in lines]
+
 
 @dataclass(slots=True)
 class Agent:
-    """The agent's state; `run` is its life."""
+    """The agent's state; `run` is its life.
+
+    Attributes:
+        events: not yet taken by the controller; `delivered` counts those before them, so that a batch sent twice
+            (its answer was lost) is taken once.
+    """
 
     config: AgentConfig
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     watched: dict[str, Watched] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+    delivered: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     last_contact: float = field(default_factory=time.monotonic)
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,14 +129,16 @@ class Agent:
     async def _send_events(self, session: aiohttp.ClientSession) -> None:
         url = f"{self.config.controller_url}/v1/agents/{self.config.name}/events"
         while True:
-            batch = self.events[:64]
+            batch = self._batch()
+            document = {"instance": self.instance, "first": self.delivered, "events": batch}
             try:
-                async with session.post(url, json={"instance": self.instance, "events": batch}) as response:
+                async with session.post(url, json=document) as response:
                     if response.status == 410:
                         self.done.set()  # the controller serves another start: we are from an older one
                         return
                     response.raise_for_status()
                 del self.events[: len(batch)]
+                self.delivered += len(batch)
                 self.last_contact = time.monotonic()
             except (aiohttp.ClientError, TimeoutError) as error:
                 print(f"controller unreachable: {error}", flush=True)
@@ -122,6 +153,15 @@ class Agent:
                     await asyncio.wait_for(self.wake.wait(), BEAT_SECONDS)
                 except TimeoutError:
                     continue
+
+    def _batch(self) -> list[dict[str, Any]]:
+        """The oldest events, as many as one message may carry."""
+        size = 0
+        for count, event in enumerate(self.events):
+            size += sum(map(len, event.get("lines", ()))) + 100
+            if count and size > BATCH_CHARACTERS:
+                return self.events[:count]
+        return self.events[:]
 
     def _tell(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -164,14 +204,15 @@ class Agent:
     def _start(self, process: dict[str, Any]) -> None:
         name = process["name"]
         log = Path(self.config.log_dir) / f"{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_bytes(b"")
         try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_bytes(b"")
             child = processes.start(
                 process["argv"], env=process["env"], mark=self.config.mark, log=log, stdin=process["stdin"]
             )
-        except OSError as error:
-            log.write_text(f"{process['argv'][0]}: {error}\n")
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                log.write_text(f"{process['argv'][0]}: {error}\n")
             self._tell({"kind": "lines", "process": name, "lines": [f"Error: {error}"]})
             self._tell({"kind": "exited", "process": name, "code": 127})
             return
@@ -193,10 +234,9 @@ class Agent:
         next_reap = 0.0
         while True:
             for watched in list(self.watched.values()):
-                self._read_log(watched)
                 code = watched.child.poll()
-                if code is not None and not watched.reported:
-                    self._read_log(watched)
+                more = self._read_log(watched, whole=code is not None)
+                if code is not None and not watched.reported and not more:
                     watched.reported = True
                     self._tell({"kind": "exited", "process": watched.name, "code": code})
             if time.monotonic() > next_reap:  # a walk over /proc, too dear for every round
@@ -204,17 +244,14 @@ class Agent:
                 next_reap = time.monotonic() + REAP_SECONDS
             await asyncio.sleep(WATCH_SECONDS)
 
-    def _read_log(self, watched: Watched) -> None:
-        if watched.log.stat().st_size == watched.offset:
-            return
-        with watched.log.open("rb") as log:
-            log.seek(watched.offset)
-            data = log.read(1 << 20)
-        watched.offset += len(data)
-        *lines, watched.rest = (watched.rest + data).split(b"\n")
-        texts = [line.decode(errors="replace") for line in lines]
+    def _read_log(self, watched: Watched, *, whole: bool) -> bool:
+        """Passes new lines on. Returns whether there may be more."""
+        if len(self.events) > BACKLOG_EVENTS:
+            return True
+        texts = watched.read(whole=whole)
         for start in range(0, len(texts), MAX_LINES):
             self._tell({"kind": "lines", "process": watched.name, "lines": texts[start : start + MAX_LINES]})
+        return bool(texts or watched.rest)
 
     def _keep_ray_logs(self) -> None:
         """The end of each log of Ray's session on this node, for the doctor; the session itself is removed."""
@@ -244,11 +281,18 @@ class Agent:
             shm |= processes.shm_files(mine)
             left = processes.end(mine, grace_seconds=3)
         processes.reap()
-        for path in shm:
-            path.unlink(missing_ok=True)
-        self._keep_ray_logs()
-        shutil.rmtree(self.config.run_dir, ignore_errors=True)
+        processes.remove_shm(shm)
+        with contextlib.suppress(OSError):
+            self._keep_ray_logs()
+        self._clear_run_dir()
         return left
+
+    def _clear_run_dir(self) -> None:
+        """Agents of one machine share the directory: the last one removes it, and none the logs of another's Ray."""
+        ray = Path(self.config.run_dir) / "ray"
+        shutil.rmtree(ray / self.config.name, ignore_errors=True)
+        if not any(ray.glob("*")):
+            shutil.rmtree(self.config.run_dir, ignore_errors=True)
 
 
 def _detach() -> None:
@@ -272,12 +316,7 @@ def _detach() -> None:
 def main() -> None:
     """See the module's text."""
     config = AgentConfig(**json.load(sys.stdin))
-    config = AgentConfig(
-        **{
-            **{name: getattr(config, name) for name in AgentConfig.__slots__},
-            "log_dir": str(Path(config.log_dir).expanduser()),
-        }
-    )
+    config = replace(config, log_dir=str(Path(config.log_dir).expanduser()))
     Path(config.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     Path(config.log_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     _detach()

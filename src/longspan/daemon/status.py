@@ -14,7 +14,12 @@ def _phases(machine: steps.Steps, now: float) -> list[dict[str, Any]]:
             continue
         ended = machine.ended.get(phase)
         failed = machine.failure is not None and machine.failure.phase == phase
-        state = "failed" if failed else "done" if ended is not None else "running"
+        if failed:
+            state = "failed"
+        elif machine.phase in {"stopping", "gone"} and phase == machine.stopped_in:
+            state = "stopped"
+        else:
+            state = "done" if ended is not None else "running"
         found.append(
             {
                 "phase": phase,
@@ -77,7 +82,7 @@ def document(
     """What `longspan status --json` prints; no secret in it."""
     spec = machine.spec
     begun = machine.started["agents"]
-    first = machine.ended.get("first token")
+    first = machine.ended.get("first token") if machine.first_token else None
     return {
         "name": spec.name,
         "phase": machine.phase,
