@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -10,10 +11,12 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from longspan.daemon import processes
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import Identity, alive
 from longspan.deployment import DeploymentSpec
 from longspan.errors import ControlPlaneError, DeploymentExistsError
+from longspan.launch.words import AGENT_VARIABLE
 
 START_TIMEOUT_SECONDS = 30
 
@@ -84,6 +87,24 @@ def _start_controller(places: Places, spec: DeploymentSpec, controller_host: str
         time.sleep(0.05)
     last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing"]
     raise ControlPlaneError(f"The controller did not start: {last[0]}", f"Its log is {log}.")
+
+
+def end_by_mark(places: Places, record: dict[str, Any]) -> set[int]:
+    """Ends on this machine what a start left there, agents first; other hosts' agents end with their lease.
+
+    Returns:
+        the pids that do not end.
+    """
+    mark = record["mark"]
+    agents = processes.marked(mark, AGENT_VARIABLE)
+    shm = processes.shm_files(processes.marked(mark))
+    left = processes.end(agents, grace_seconds=15)  # an agent ends its own on SIGTERM
+    left |= processes.end(processes.marked(mark), grace_seconds=3)
+    processes.remove_shm(shm)
+    shutil.rmtree(record["run_dir"], ignore_errors=True)
+    for path in (places.controller, places.gateway_config, places.engine_key):
+        path.unlink(missing_ok=True)
+    return left
 
 
 def follow(record: dict[str, Any], places: Places) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """`longspan down`: takes the deployment down and waits until nothing of it is left."""
 
 import json
-import shutil
 from collections.abc import Sequence
 
 import click
@@ -49,13 +48,7 @@ def _end_by_force(places: Places, name: str, as_json: bool) -> int:
     record = places.record()
     assert record is not None
     alive = {record["pid"]} if places.running() else set()
-    mine = processes.marked(record["mark"])
-    shm = processes.shm_files(mine)
-    left = processes.end(alive | mine, grace_seconds=5)
-    processes.remove_shm(shm)
-    shutil.rmtree(f"/tmp/longspan-{record['mark']}", ignore_errors=True)
-    for path in (places.controller, places.gateway_config, places.engine_key):
-        path.unlink(missing_ok=True)
+    left = processes.end(alive, grace_seconds=1) | control.end_by_mark(places, record)
     what = "ended by force" if alive else "its controller had died; what it left on this machine was ended"
     _say(as_json, name, what, [f"pid {pid} does not end" for pid in sorted(left)])
     return 0 if not left else ControlPlaneError.exit_code

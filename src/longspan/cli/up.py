@@ -99,6 +99,9 @@ def command(
     record = places.running()
     if record:
         return _already(record, places, spec, as_json)
+    if orphaned := places.record():
+        click.echo("The last controller died; ending what it left …", err=True)
+        control.end_by_mark(places, orphaned)
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)

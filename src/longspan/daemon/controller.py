@@ -274,7 +274,7 @@ class Controller:
         assert me is not None
         record = {
             "pid": me.pid, "start_ticks": me.start_ticks, "url": self.url, "key": self.operator_key,
-            "identity": self.spec.identity, "mark": self.mark,
+            "identity": self.spec.identity, "mark": self.mark, "run_dir": self.paths.run_dir,
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)

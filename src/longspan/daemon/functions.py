@@ -15,6 +15,7 @@ from typing import Any
 from longspan.daemon import processes, spare
 from longspan.daemon.versions import installed
 from longspan.launch import commands, digest, reference
+from longspan.launch.logprobs import NotMade
 
 Function = Callable[[dict[str, Any], str], Awaitable[Any]]
 
@@ -126,10 +127,10 @@ async def make_reference(arguments: dict[str, Any], run_dir: str) -> dict[str, A
         return {"skipped": wishes}
     own_wish, exact_wish = wishes
     own = await reference.make_reference(own_wish)
-    if isinstance(own, reference.NotMade):
+    if isinstance(own, NotMade):
         return {"skipped": own.reason}
     exact = await reference.make_reference(exact_wish)
-    return {"own": own.to_json(), "exact": None if isinstance(exact, reference.NotMade) else exact.to_json()}
+    return {"own": own.to_json(), "exact": None if isinstance(exact, NotMade) else exact.to_json()}
 
 
 FUNCTIONS: dict[str, Function] = {

@@ -97,7 +97,7 @@ class Places:
             found: dict[str, Any] = json.loads(self.controller.read_text())
         except (OSError, ValueError):
             return None
-        wanted = {"pid", "start_ticks", "url", "key", "mark"}
+        wanted = {"pid", "start_ticks", "url", "key", "mark", "run_dir"}
         return found if isinstance(found, dict) and wanted <= found.keys() else None
 
     @property

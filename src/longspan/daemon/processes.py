@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from longspan.launch.words import MARK_VARIABLE
+from longspan.launch.words import AGENT_VARIABLE, MARK_VARIABLE
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 SHM = Path("/dev/shm")
@@ -80,12 +80,12 @@ def _table() -> Iterator[tuple[int, str, int]]:
                 yield int(entry.name), state, int(parent)
 
 
-def marked(mark: str) -> set[int]:
-    """All pids whose environment at their start carried `LONGSPAN_MARK=<mark>`, ourselves left out.
+def marked(mark: str, variable: str = MARK_VARIABLE) -> set[int]:
+    """All pids whose environment at their start carried `<variable>=<mark>`, ourselves left out.
 
     Only processes in our own network namespace count: containers and lab hosts may share the process table.
     """
-    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    wanted = f"{variable}={mark}".encode()
     own_net = _net_namespace("self")
     found = set()
     for entry in Path("/proc").iterdir():
@@ -186,7 +186,8 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Starts one process in a session of its own, its output appended to `log`, our mark in its environment."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    full_env = {**os.environ, **env, MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
+    inherited = {key: value for key, value in os.environ.items() if key != AGENT_VARIABLE}
+    full_env = {**inherited, **env, MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as out:
         child = subprocess.Popen(
             list(argv),

@@ -15,17 +15,18 @@ from typing import Any
 from longspan.deployment import NodeSpec
 from longspan.errors import HostError
 from longspan.host import SshHost
+from longspan.launch.words import AGENT_VARIABLE
 
 AGENT = ("-m", "longspan.daemon.agent")
 
 
-async def _run(name: str, argv: Sequence[str], stdin: str, timeout_seconds: float) -> str:
+async def _run(name: str, mark: str, argv: Sequence[str], stdin: str, timeout_seconds: float) -> str:
     child = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={key: value for key, value in os.environ.items() if key != "LONGSPAN_MARK"},
+        env={**os.environ, AGENT_VARIABLE: mark},
     )
     try:
         out, err = await asyncio.wait_for(child.communicate(stdin.encode()), timeout_seconds)
@@ -50,11 +51,11 @@ async def start_agent(node: NodeSpec | None, config: dict[str, Any], ray_address
     """
     stdin = json.dumps({**config, "joined": bool(node and ray_address)})
     if node is None or (node.ssh is None and ray_address is None):
-        await _run(config["name"], [sys.executable, *AGENT], stdin, 30)
+        await _run(config["name"], config["mark"], [sys.executable, *AGENT], stdin, 30)
     elif node.ssh is not None:
         argv = SshHost(node.name, node.ssh).argv([node.python, *AGENT])
-        await _run(node.name, argv, stdin, 60)
+        await _run(node.name, config["mark"], argv, stdin, 60)
     else:
         wanted = json.dumps({"address": node.address, "config": stdin, "python": node.python})
         argv = [sys.executable, "-m", "longspan.launch.ray_join", "start-agent", str(ray_address)]
-        await _run(node.name, argv, wanted, 90)
+        await _run(node.name, config["mark"], argv, wanted, 90)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from longspan.gateway.config import GatewayConfig, KeyRule
 from longspan.gateway.figures import Figures
-from longspan.gateway.ledger import Entry, Row
+from longspan.gateway.ledger import Entry, Row, Try
 from longspan.gateway.log import Log
 from longspan.gateway.routing import Dispatcher
 from longspan.gateway.store import Store, load_keys
@@ -165,12 +165,10 @@ def _row(entry: Entry, ticket: Ticket | None, now: float) -> Row:
         return Row(entry, held, 0.0)
     first = ticket.attempts[0]
     attempts = tuple(
-        {
-            "target": a.target, "outside": a.outside, "at_seconds": round(a.sent - ticket.arrived, 4),
-            "predicted_seconds": a.predicted_seconds,
-            "first_seconds": round(a.first - a.sent, 4) if a.first is not None else None,
-            "cause": a.cause, "reason": a.reason, "candidates": a.candidates,
-        }
+        Try(
+            a.target, a.outside, round(a.sent - ticket.arrived, 4), a.predicted_seconds,
+            round(a.first - a.sent, 4) if a.first is not None else None, a.cause, a.reason, a.candidates,
+        )
         for a in ticket.attempts
     )  # fmt: skip
     return Row(entry, first.sent - ticket.arrived, first.predicted_seconds, attempts)

@@ -39,7 +39,7 @@ class Downstream(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_body", "_body_bytes", "_chunked", "_close", "_done", "_expects", "_head_bytes", "_headers", "_later", "_max",
+        "_body", "_body_bytes", "_chunked", "_close", "_done", "_head_bytes", "_headers", "_keep", "_later", "_max",
         "_parser", "_register", "_serve", "_url", "handler", "method", "paused", "transport", "version",
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ class Downstream(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._head_bytes = 0
-        self._done = self._expects = False
+        self._done = self._keep = False
         self.method = b""
         self.version = "1.1"
 
@@ -121,9 +121,8 @@ class Downstream(asyncio.Protocol):
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
         self.version = self._parser.get_http_version()
-        keep = self._parser.should_keep_alive()
         self.method = self._parser.get_method()
-        self._close = not keep
+        self._close = not self._keep
         self.handler = self._serve(self, self.method, self._url, self._headers, body)
 
     def _refuse(self, status: int, message: bytes) -> None:
@@ -146,6 +145,7 @@ class Downstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """httptools: the head is complete."""
+        self._keep = self._parser.should_keep_alive()  # llhttp forgets it with the end of the message
         expect = find(self._headers, b"expect")
         length = find(self._headers, b"content-length")
         if length and length.isdigit() and int(length) > self._max:

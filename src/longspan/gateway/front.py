@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from longspan.gateway import affinity
 from longspan.gateway.config import PRIORITIES, GatewayConfig, KeyRule
-from longspan.gateway.dialect import Dialect, dialect_of, error_body
+from longspan.gateway.dialect import PATHS, Dialect, dialect_of, error_body
 from longspan.gateway.request import BadBodyError, Body, read_body, session_of
 from longspan.gateway.ticket import Ask
-from longspan.gateway.wire import Header, find
+from longspan.gateway.wire import Header
 
 # vLLM's own endpoints outside /v1/ that answer questions and change nothing.
 ALSO_PASSED = frozenset(
@@ -42,22 +42,26 @@ class Admitted:
 def path_of(target: bytes) -> str | None:
     """The path of a request target, or None if it tries to be another one than it looks."""
     path = target.split(b"?", 1)[0].decode("latin-1")
+    if path in PATHS:
+        return path
     if not path.startswith("/") or any(trick in path.lower() for trick in _TRICKS):
         return None
     return path
 
 
-def key_of(hashes: dict[str, KeyRule], headers: list[Header], open_door: bool) -> KeyRule | None:
+def key_of(hashes: dict[str, KeyRule], known: dict[bytes, bytes], open_door: bool) -> KeyRule | None:
     """The rule of the request's key; anyone's behind an open door; None if it is missing or wrong."""
-    value = find(headers, b"authorization")
-    scheme, _, token = value.partition(b" ") if value else (b"", b"", b"")
-    secret = token.strip() if scheme.lower() == b"bearer" else find(headers, b"x-api-key")
+    value = known.get(b"authorization")
+    if value is not None and value[:7].lower() == b"bearer ":
+        secret: bytes | None = value[7:].strip()
+    else:
+        secret = known.get(b"x-api-key")
     rule = hashes.get(hashlib.sha256(secret).hexdigest()) if secret else None
     return rule or (ANYONE if open_door and not hashes else None)
 
 
 def admit(
-    config: GatewayConfig, key: KeyRule, request: int, path: str, headers: list[Header], raw: bytes
+    config: GatewayConfig, key: KeyRule, request: int, path: str, known: dict[bytes, bytes], raw: bytes
 ) -> Admitted | Answer:
     """Reads a request's body and says what it asks for."""
     dialect = dialect_of(path)
@@ -68,36 +72,32 @@ def admit(
     if not path.startswith("/v1/") and path not in ALSO_PASSED:
         return refusal(dialect, 404, "not_found", f"There is nothing at {path}.")
     try:
-        body = read_body(dialect, find(headers, b"content-type") or b"", raw)
+        body = read_body(dialect, known.get(b"content-type", b""), raw)
     except BadBodyError as error:
         return refusal(dialect, 400, "invalid_body", str(error))
     model = config.resolve(body.model) if body.model else _only_model(config)
     if model is None:
         if body.model:
-            known = ", ".join(entry.name for entry in config.models) or "none"
-            text = f"The model {body.model!r} does not exist here. Models: {known}."
+            names = ", ".join(entry.name for entry in config.models) or "none"
+            text = f"The model {body.model!r} does not exist here. Models: {names}."
             return refusal(dialect, 404, "model_not_found", text)
         return refusal(dialect, 400, "model_required", "Several models are served here: name one in `model`.")
     if key.models and model not in key.models:
         return refusal(dialect, 403, "model_forbidden", f"Key {key.name!r} may not use the model {model!r}.")
-    return Admitted(_ask(config, key, request, model, body, headers), body, dialect)
+    return Admitted(_ask(config, key, request, model, body, known), body, dialect)
 
 
 def _ask(
-    config: GatewayConfig, key: KeyRule, request: int, model: str, body: Body, headers: list[Header]
+    config: GatewayConfig, key: KeyRule, request: int, model: str, body: Body, known: dict[bytes, bytes]
 ) -> Ask:
-    session_header = wanted = None
+    session_header = next(
+        (known[n] for n in map(str.encode, config.routing.session_headers) if n in known), None
+    )
     local = key.local_only
-    for name, value in headers:
-        if name[:2] != b"x-":
-            continue
-        if name == b"x-longspan-local-only":
-            local = local or value.strip().lower() not in (b"0", b"false", b"no", b"")
-        elif name == b"x-longspan-priority":
-            wanted = value.decode("latin-1").strip().lower()
-        elif name.decode("latin-1") in config.routing.session_headers:
-            session_header = value
+    if b"x-longspan-local-only" in known:
+        local = local or known[b"x-longspan-local-only"].strip().lower() not in (b"0", b"false", b"no", b"")
     priority = key.priority
+    wanted = known.get(b"x-longspan-priority", b"").decode("latin-1").strip().lower()
     if wanted in PRIORITIES and PRIORITIES.index(wanted) > PRIORITIES.index(priority):
         priority = wanted  # a client may step back, never forward
     mode = config.routing.affinity

@@ -5,11 +5,10 @@ Pure. `store.py` keeps the rows.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One finished request as its worker saw it.
 
     outcome: `ok`, `client_error`, `client_gone`, or the code of the error that ended it.
@@ -35,14 +34,26 @@ class Entry:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Try(NamedTuple):
+    """One attempt, its times relative to the arrival of the request or to its own sending."""
+
+    target: str
+    outside: bool
+    at_seconds: float
+    predicted_seconds: float
+    first_seconds: float | None
+    cause: str
+    reason: str
+    candidates: dict[str, float]
+
+
+class Row(NamedTuple):
     """An entry with what the dispatcher knew: seconds held, the first prediction, and every attempt."""
 
     entry: Entry
     held_seconds: float
     predicted_seconds: float
-    attempts: tuple[dict[str, Any], ...] = ()
+    attempts: tuple[Try, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +123,18 @@ def explain(row: Row) -> list[str]:
         f"held in the gateway {row.held_seconds:.3f} s before it was first sent",
     ]
     for number, attempt in enumerate(row.attempts, 1):
-        where = "provider" if attempt.get("outside") else "replica"
-        first = attempt.get("first_seconds")
+        where = "provider" if attempt.outside else "replica"
+        first = attempt.first_seconds
         got = f"first content after {first:.3f} s" if first is not None else "no content"
-        guess = "" if attempt.get("outside") else f", predicted {attempt.get('predicted_seconds', 0):.3f} s"
-        line = (
-            f"attempt {number}: {where} {attempt['target']} at +{attempt['at_seconds']:.3f} s{guess}, {got}"
-        )
-        line += f"; ended by {attempt['cause']}" if attempt.get("cause") else ""
-        line += f"; left because {attempt['reason']}" if attempt.get("reason") else ""
+        guess = "" if attempt.outside else f", predicted {attempt.predicted_seconds:.3f} s"
+        line = f"attempt {number}: {where} {attempt.target} at +{attempt.at_seconds:.3f} s{guess}, {got}"
+        line += f"; ended by {attempt.cause}" if attempt.cause else ""
+        line += f"; left because {attempt.reason}" if attempt.reason else ""
         lines.append(line)
-        others = attempt.get("candidates") or {}
-        if others:
-            parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in sorted(others.items()))
+        if attempt.candidates:
+            parts = ", ".join(
+                f"{name} {seconds:.3f} s" for name, seconds in sorted(attempt.candidates.items())
+            )
             lines.append(f"  candidates (predicted to first token): {parts}")
     if entry.ttft_seconds is not None:
         lines.append(f"first content reached the client after {entry.ttft_seconds:.3f} s")

@@ -7,7 +7,6 @@ import asyncio
 import marshal
 import struct
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import Any
 
 from longspan.gateway.ledger import Entry
@@ -62,7 +61,7 @@ class Peer(asyncio.Protocol):
 
 def pack_action(action: Action) -> Message:
     """An action as a message."""
-    return ("action", type(action).__name__, *astuple(action))
+    return ("action", type(action).__name__, *action)
 
 
 def unpack_action(message: Message) -> Action:
@@ -83,7 +82,7 @@ class RemoteLink:
 
     def arrive(self, ask: Ask) -> None:
         """A request that was admitted."""
-        self._tell("arrive", *astuple(ask))
+        self._tell("arrive", *ask)
 
     def content(self, request: int) -> None:
         """Its first content came."""
@@ -103,7 +102,7 @@ class RemoteLink:
 
     def over(self, request: int, entry: Entry) -> None:
         """It ended."""
-        self._tell("over", request, *astuple(entry))
+        self._tell("over", request, *entry)
 
     def ready(self) -> bool:
         """What the brain said last."""

@@ -13,6 +13,7 @@ from longspan.gateway.dialect import RESPONSES, Dialect
 BYTES_PER_TOKEN = 4
 USAGE_OPTION = b'"stream_options":{"include_usage":true},'
 _FORM_MODEL = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C scanner, undocumented since 2.7
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -59,7 +60,7 @@ def read_body(dialect: Dialect, content_type: bytes, raw: bytes) -> Body:
         found = _FORM_MODEL.search(raw) if b"multipart/form-data" in content_type else None
         return Body(raw, None, found.group(1).decode("utf-8", "replace") if found else None)
     try:
-        fields = json.loads(raw)
+        fields = _loads(raw)
     except (ValueError, RecursionError) as error:
         if not dialect.generates:
             return Body(raw, None, None)
@@ -72,6 +73,16 @@ def read_body(dialect: Dialect, content_type: bytes, raw: bytes) -> Body:
     options = fields.get("stream_options")
     shows = isinstance(options, dict) and bool(options.get("include_usage"))
     return Body(raw, fields, model, fields.get("stream") is True, shows)
+
+
+def _loads(raw: bytes) -> Any:
+    """json.loads without its guesses about the encoding, which cost as much as a small body."""
+    text = raw.decode()
+    try:
+        value, end = _SCAN(text, 0)
+    except StopIteration:
+        return json.loads(raw)  # leading space, or no JSON: the slow way knows what to say
+    return value if end == len(text) or not text[end:].strip() else json.loads(raw)
 
 
 def rewrite(body: Body, dialect: Dialect, model: str | None) -> bytes:

@@ -290,6 +290,8 @@ class Dispatcher:
         free = [s for s in usable if s.free()]
         if not free:
             return None
+        if len(usable) == 1:
+            return free[0]
         mode = self.config.routing.affinity
         bound = affinity.load_bound([len(s.flight) for s in usable]) if ask.session or ask.prefix else 0
         if ask.session is not None and mode in ("auto", "session"):
@@ -318,7 +320,7 @@ class Dispatcher:
             {s.name: round(s.predict(ask.prompt_tokens), 3) for s in usable} if len(usable) > 1 else {}
         )
         eta = standing.predict(ask.prompt_tokens)
-        ticket.attempts.append(Attempt(standing.name, False, now, eta, "", candidates=predicted))
+        ticket.attempts.append(Attempt(standing.name, False, now, round(eta, 3), "", candidates=predicted))
         ticket.where = standing.name
         ticket.overflowed = ""
         standing.sent(ticket, now)
@@ -494,7 +496,10 @@ class Dispatcher:
         return None
 
     def _room(self, model: str) -> WaitRoom:
-        return self.rooms.setdefault(model, WaitRoom())
+        room = self.rooms.get(model)
+        if room is None:
+            room = self.rooms[model] = WaitRoom()
+        return room
 
     def _take_off(self, ticket: Ticket, now: float, served: bool) -> None:
         """Ends the live attempt: frees its place."""

@@ -106,13 +106,12 @@ class Gateway:
     ) -> Handler | None:
         """A whole request came."""
         path = front.path_of(target)
-        request_id = self._request_id(headers)
+        known = dict(headers)
+        request_id = self._request_id(known.get(b"x-request-id"))
         answer = self._answer(path)
         if answer is None:
             assert path is not None
-            key = front.key_of(
-                self._hashes, headers, open_door=not self.config.keys and not self.config.ledger
-            )
+            key = front.key_of(self._hashes, known, open_door=not self.config.keys and not self.config.ledger)
             if key is None:
                 text = "No valid key. Send `Authorization: Bearer lsp_...`."
                 answer = front.refusal(dialect_of(path), 401, "invalid_api_key", text)
@@ -120,7 +119,7 @@ class Gateway:
                 answer = front.Answer(200, front.models_answer(self.config, key), (JSON_HEADER,))
             else:
                 self._next_id += 1
-                admitted = front.admit(self.config, key, self._next_id, path, headers, raw)
+                admitted = front.admit(self.config, key, self._next_id, path, known, raw)
                 if isinstance(admitted, front.Admitted):
                     method = b"GET" if method == b"HEAD" else method
                     exchange = Exchange(self, client, method, target, headers, admitted, request_id)
@@ -144,8 +143,7 @@ class Gateway:
             return front.Answer(200 if ready else 503, body, (JSON_HEADER,))
         return None
 
-    def _request_id(self, headers: list[Header]) -> str:
-        given = find(headers, b"x-request-id")
+    def _request_id(self, given: bytes | None) -> str:
         if given and len(given) <= 64 and given.replace(b"-", b"").replace(b"_", b"").isalnum():
             return given.decode()
         return f"{self._id_prefix}-{self._next_id + 1:x}"

@@ -14,6 +14,7 @@ from longspan.gateway.dialect import CHAT, MESSAGES, RESPONSES, TEXT, Dialect
 MAX_HELD_BYTES = 256 * 1024
 
 Usage = dict[str, int]
+_DECODER = json.JSONDecoder()
 _BOUNDARY = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 
 
@@ -217,7 +218,7 @@ def usage_in_json(body: bytes) -> Usage | None:
         rest = body[at + 7 : at + 2007].lstrip()
         if rest[:1] == b":":
             try:
-                value, _ = json.JSONDecoder().raw_decode(rest[1:].decode("utf-8", "replace").lstrip())
+                value, _ = _DECODER.raw_decode(rest[1:].decode("utf-8", "replace").lstrip())
             except ValueError:
                 return None
             return read_usage(value) if isinstance(value, dict) else None

@@ -34,6 +34,7 @@ class Standing:
         self.breaker = Breaker(breaker.failures, breaker.open_seconds)
         self.flight: dict[int, Ticket] = {}
         self.pending: dict[int, Ticket] = {}  # sent, no content yet, in the order of sending
+        self.pending_tokens = 0  # prompt tokens of those
         self.alive: bool | None = None
         self.probe_failures = 0
         self.stalled = False
@@ -108,7 +109,7 @@ class Standing:
             len(self.flight) + self.foreign - (self.capacity if self.capacity is not None else float("inf"))
         )
         wait = self.wait_seconds(ahead) if ahead >= 0 else 0.0
-        tokens = prompt_tokens + sum(ticket.ask.prompt_tokens for ticket in self.pending.values())
+        tokens = prompt_tokens + self.pending_tokens
         prefill = tokens / self.prefill_rate if self.prefill_rate else (self.ttft_seconds or 0.0)
         return wait + prefill
 
@@ -134,14 +135,16 @@ class Standing:
             self.moved_at = now
         self.flight[ticket.ask.id] = ticket
         self.pending[ticket.ask.id] = ticket
+        self.pending_tokens += ticket.ask.prompt_tokens
         self.requests += 1
         self.breaker.sent()
 
     def content(self, ticket: Ticket, now: float) -> None:
         """The first content of a request came."""
         self.moved_at = max(self.moved_at, now)
-        if self.pending.pop(ticket.ask.id, None) is None or not ticket.attempts:
+        if self.pending.pop(ticket.ask.id, None) is None:
             return
+        self.pending_tokens -= ticket.ask.prompt_tokens
         attempt = ticket.attempts[-1]
         attempt.first = now
         took = now - attempt.sent
@@ -152,7 +155,8 @@ class Standing:
     def left(self, ticket: Ticket, now: float, served: bool) -> None:
         """A request is off its hands. `served`: it came to its end, so its time teaches the service time."""
         self.flight.pop(ticket.ask.id, None)
-        self.pending.pop(ticket.ask.id, None)
+        if self.pending.pop(ticket.ask.id, None) is not None:
+            self.pending_tokens -= ticket.ask.prompt_tokens
         if not served or not ticket.attempts:
             return
         attempt = ticket.attempts[-1]

@@ -14,7 +14,7 @@ from typing import Any
 
 from longspan.errors import GatewayError
 from longspan.gateway.config import KeyRule
-from longspan.gateway.ledger import Entry, Row, Sum
+from longspan.gateway.ledger import Entry, Row, Sum, Try
 
 BATCH_SECONDS = 0.1
 KEEP_DAYS = 90
@@ -108,12 +108,8 @@ def _run(db: sqlite3.Connection, batch: list[tuple[str, tuple[Any, ...]]]) -> No
 
 
 def _columns(row: Row) -> tuple[Any, ...]:
-    e = row.entry
-    return (
-        e.request_id, e.key, e.model, e.target, e.outside, e.outcome, e.status, e.stream, e.started, e.seconds,
-        e.ttft_seconds, e.prompt_tokens, e.completion_tokens, e.cached_tokens, e.usd, e.reason, row.held_seconds,
-        row.predicted_seconds, json.dumps(row.attempts),
-    )  # fmt: skip
+    entry, held, predicted, attempts = row
+    return (*entry, held, predicted, json.dumps(attempts))
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -137,7 +133,7 @@ def _reader(path: Path) -> sqlite3.Connection:
 def _row(values: tuple[Any, ...]) -> Row:
     *columns, held, predicted, attempts = values
     columns[4], columns[7] = bool(columns[4]), bool(columns[7])
-    return Row(Entry(*columns), held, predicted, tuple(json.loads(attempts)))
+    return Row(Entry(*columns), held, predicted, tuple(Try(*item) for item in json.loads(attempts)))
 
 
 def find_request(path: Path, request_id: str) -> Row | None:

@@ -1,10 +1,13 @@
-"""What the dispatcher knows of one request, and what it may answer."""
+"""What the dispatcher knows of one request, and what it may answer.
+
+Messages are named tuples: they are made for every request, and a frozen dataclass costs several times as much.
+"""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """A request as far as routing needs it. Token counts are estimates until the engine's usage is known."""
 
     id: int
@@ -53,8 +56,7 @@ class Ticket:
     reserved_usd: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send the request to `target` now. A live attempt is ended first: there are never two."""
 
     id: int
@@ -63,8 +65,7 @@ class Send:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(NamedTuple):
     """Answer with this error; nothing is left to try."""
 
     id: int
@@ -74,8 +75,7 @@ class Reject:
     retry_after_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(NamedTuple):
     """No other upstream is left: show the client the failure of the last attempt."""
 
     id: int

@@ -47,7 +47,7 @@ class Upstream(asyncio.Protocol):
     """One connection. `receiver` is set while a request uses it."""
 
     __slots__ = (
-        "_blocks", "_coded", "_complete", "_framed", "_head", "_headers", "_parser", "_pool", "_reading", "_status",
+        "_blocks", "_coded", "_complete", "_framed", "_head", "_headers", "_keep", "_parser", "_pool", "_reading", "_status",
         "answered", "idle_since", "receiver", "reused", "transport",
     )  # fmt: skip
 
@@ -67,6 +67,7 @@ class Upstream(asyncio.Protocol):
         self._head = self._complete = self.answered = self._framed = False
         self._coded: zlib._Decompress | None = None
         self._reading = True
+        self._keep = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: connected."""
@@ -130,7 +131,7 @@ class Upstream(asyncio.Protocol):
             receiver.upstream_data(body)
 
     def _finish(self, receiver: Receiver) -> None:
-        keep = self._parser.should_keep_alive() and self._framed
+        keep = self._keep and self._framed
         self.receiver = None
         if keep and self.transport is not None and not self.transport.is_closing():
             self.resume()
@@ -179,6 +180,7 @@ class Upstream(asyncio.Protocol):
             return
         if self._status in (204, 304):
             self._framed = True
+        self._keep = self._parser.should_keep_alive()  # llhttp forgets it with the end of the message
         self._head = self.answered = True
 
     def on_body(self, body: bytes) -> None:

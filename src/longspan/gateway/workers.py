@@ -5,6 +5,7 @@ held and is started again; when the parent dies, workers finish what they have a
 """
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -204,4 +205,6 @@ def _configure(gateway: Gateway, message: Message, directory: Path) -> None:
 
 if __name__ == "__main__":
     os.set_inheritable(int(sys.argv[1]), False)
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     uvloop.run(_work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), Path(sys.argv[5])))

@@ -143,6 +143,8 @@ def ray_environment(token_file: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray's and vLLM's process titles would overwrite /proc/PID/environ, by which agents know their own.
         "SPT_NOENV": "1",
+        # Ray runs its workers at nice 15. Ours are the engine: they must not give way to anything else on the host.
+        "RAY_worker_niceness": "0",
     }
 
 

@@ -31,7 +31,7 @@ Phase = Literal[
 # How long a phase may show no sign of life. The engine's is long: weights of hundreds of GiB load in silence, and
 # a process that dies ends the wait at once anyway.
 QUIET_SECONDS: dict[str, float] = {
-    "agents": 60, "checkpoint": 1800, "ray": 90, "reservation": 180, "engine": 1800, "gateway": 60,
+    "agents": 60, "checkpoint": 1800, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
     "first token": 300, "verified": 1800,
 }  # fmt: skip
 # While everything is being stopped: how long an agent may be silent, and how long one that was being started is
