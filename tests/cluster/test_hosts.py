@@ -1,5 +1,6 @@
 """The launcher's part of a cluster file: good files, and every kind of bad one with its place."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -169,7 +170,5 @@ def test_any_values(nodes: list[Any], ray: Any) -> None:
 @given(st.text())
 def test_any_text(text: str) -> None:
     """Any text at all is read or refused, never an error of ours."""
-    try:
-        parse_hosts(text, "c.toml")
-    except InputError as error:
-        assert error.what.startswith("c.toml")
+    with contextlib.suppress(InputError):
+        assert parse_hosts(text, "c.toml").ray_address or "node" in text

@@ -125,7 +125,7 @@ async def agent(
 async def until(what: Callable[[], Any]) -> Any:
     """The first true value of `what`."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not (found := what()):
+        while not (found := what()):  # noqa: ASYNC110 - what is waited for is another process's doing
             await asyncio.sleep(0.02)
     return found
 

@@ -42,7 +42,7 @@ lines = st.one_of(
         ]
     ),
     st.text(max_size=10),
-    st.dictionaries(st.just("event"), json_values).map(lambda found: launcher_line(str(found.get("event")), **{})),
+    st.dictionaries(st.just("event"), json_values).map(lambda found: launcher_line(str(found.get("event")))),
     json_values.map(lambda found: f"longspan-event {found}"),
 )  # fmt: skip
 answers = st.one_of(
