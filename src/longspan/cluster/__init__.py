@@ -1,1 +1,1 @@
-"""Clusters: nodes, their GPUs, links and networks."""
+"""Clusters: nodes, their GPUs and what links them."""

@@ -13,3 +13,8 @@ def parse_version(text: str | None) -> Version:
     """
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text or "")
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else LATEST
+
+
+def format_version(version: Version) -> str:
+    """ "0.19.0" """
+    return ".".join(map(str, version))
