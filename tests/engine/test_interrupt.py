@@ -7,7 +7,7 @@ import pytest
 from engine.running import Before, Longspan, interrupt_after
 from longspan.errors import LaunchError
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 LISTEN = ("--listen", "127.0.0.1:18432")
 
 

@@ -17,7 +17,7 @@ import pytest
 from engine.running import Longspan
 from longspan.errors import DeploymentExistsError, PortError
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 PORT = 18431
 
 

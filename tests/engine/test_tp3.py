@@ -6,7 +6,7 @@ import pytest
 
 from engine.running import Before, Longspan
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 
 def test_tp3_passes_the_proof_though_its_text_differs(tmp_path: Path, demo_model: Path) -> None:
