@@ -17,7 +17,15 @@ from longspan.finding import Finding
 from longspan.launch import commands, verdict
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.commands import Process
-from longspan.launch.phases import EnginePhase, RankSeen, later, phase_seen, rank_seen, strip_colour
+from longspan.launch.phases import (
+    EnginePhase,
+    RankSeen,
+    later,
+    phase_seen,
+    rank_of_title,
+    rank_seen,
+    strip_colour,
+)
 from longspan.launch.proof import Proof
 from longspan.launch.verdict import Evidence
 from longspan.launch.words import EVENT_MARK, KEY_FILE_VARIABLE, MARK_VARIABLE
@@ -428,6 +436,8 @@ class Steps:
             self.ports[node] = event.value
         elif what == "first_token":
             return self._first_token(event.value)
+        elif what == "workers":
+            return self._workers_answered(node, event.value)
         elif what == "ranks":
             return self._ranks_answered(node, event.value)
         elif what == "reference":
@@ -591,6 +601,8 @@ class Steps:
             return self._launcher_error(event)
         elif kind == "reserved" and self.phase in {"ray", "reservation"}:
             return self._reserved(event)
+        elif kind == "ranks":
+            self._ranks_found([(int(r["rank"]), int(r["pid"]), str(r["address"])) for r in event["ranks"]])
         elif kind == "holders" and self.phase == "engine" and not self.gpu_ids:
             self.gpu_ids = [[int(i) for i in holder["gpu_ids"]] for holder in event["holders"]]
             return self._start_mp_ranks()
@@ -650,13 +662,36 @@ class Steps:
                 return self._engine_ready()
         return []
 
+    def _ranks_found(self, found: list[tuple[int, int, str]]) -> None:
+        """Ranks as Ray's actor table or the process titles have them: (rank, pid, address)."""
+        for rank, pid, address in found:
+            self.ranks[rank] = RankSeen(rank, self.spec.world_size, pid, address)
+        if len(self.ranks) == self.spec.world_size:
+            self._engine_reached("joined")
+
     def _engine_reached(self, phase: EnginePhase) -> None:
         self.engine_phase = later(self.engine_phase, phase)
         self.engine_times.setdefault(phase, self.now)
 
     def _engine_ready(self) -> list[Action]:
-        """Before traffic: every node is asked which of the announced ranks really are its processes."""
+        """Before traffic: where are the ranks? Under mp only the first rank of a node says so in its log (vLLM 0.32),
+        so the agents read the process titles that vLLM gives its workers."""
         self._enter("gateway")
+        if self.spec.executor == "mp":
+            arguments = {"mark": self.mark, "joined": bool(self.spec.ray_address)}
+            return [self._call(node.name, "workers", arguments) for node in self.nodes]
+        return self._confirm_ranks()
+
+    def _workers_answered(self, node: str, titles: dict[str, str]) -> list[Action]:
+        address = next(n.address for n in self.nodes if n.name == node)
+        named = [(rank_of_title(title, self.spec.tp), int(pid)) for pid, title in titles.items()]
+        self._ranks_found([(rank, pid, address) for rank, pid in named if rank is not None])
+        if any(call.startswith("workers:") for call in self.waiting):
+            return []
+        return self._confirm_ranks()
+
+    def _confirm_ranks(self) -> list[Action]:
+        """Every node is asked which of the announced ranks really are its processes, and on which GPUs."""
         pids = [seen.pid for seen in self.ranks.values()]
         arguments = {"pids": pids, "mark": self.mark, "joined": bool(self.spec.ray_address)}
         return [self._call(node.name, "ranks", arguments) for node in self.nodes]
