@@ -342,7 +342,7 @@ def test_a_proof_that_fails_on_one_node(start: Callable[..., Drive]) -> None:
     [
         (0, "60 s in phase agents. No word from the agent on front, b."),
         (1, "in phase checkpoint. Not answered: digest:a"),
-        (2, "90 s in phase ray."),
+        (2, "180 s in phase ray."),
         (3, "180 s in phase reservation."),
         (4, "1800 s in phase starting. Ranks [1] (on b) never joined."),
         (8, "300 s in phase first token. Not answered: first_token:."),
