@@ -121,6 +121,21 @@ def test_the_gateway_may_be_late(start: Callable[..., Drive]) -> None:
     assert drive.gateway() == []
 
 
+def test_answers_that_nobody_asked_for(start: Callable[..., Drive]) -> None:
+    """An answer before its question, or a second one, opens no gateway, asks nothing again and proves nothing."""
+    drive = start()
+    drive.until("ranks_join")
+    assert drive.ranks_confirmed() == []
+    assert drive.first_token() == []
+    assert drive.proof() == []
+    assert drive.machine.phase == "engine"
+    for stage in drive.stages()[5:9]:
+        stage()
+    assert drive.first_token() == []
+    assert drive.ranks_confirmed() == []
+    assert drive.machine.phase == "verified"
+
+
 def test_engine_phases_go_forward_only(start: Callable[..., Drive]) -> None:
     """A line of an earlier phase that arrives late does not turn the engine's phase back."""
     drive = start()
