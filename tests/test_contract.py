@@ -26,6 +26,9 @@ ALLOWED = {("dashboard", "monitor")}
 IO_MODULES = {
     "host",
     "cli.*",
+    "doctor.collect",
+    "doctor.bundle",
+    "doctor.live",
 }
 IMPURE_IMPORTS = {
     "ray", "vllm", "torch", "transformers", "aiohttp", "httptools", "uvloop", "asyncio", "subprocess",

@@ -38,7 +38,9 @@ def chunks(path: Path) -> Iterator[bytes]:
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, OSError) as error:
         if isinstance(error, EOFError | lzma.LZMAError | gzip.BadGzipFile):
             return  # a truncated tail: what could be read has been given
-        raise LogUnreadableError(f"{path} cannot be read: {error.strerror or error}.", "Check the path and its permissions.") from error
+        raise LogUnreadableError(
+            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its permissions."
+        ) from error
 
 
 def _opened(raw: IO[bytes], magic: bytes) -> IO[bytes]:
@@ -80,13 +82,17 @@ def logs_of(paths: Sequence[Path]) -> list[Path]:
                 inner += [Path(folder) / n for n in names if _is_log(n)]
             found += sorted((p for p in inner if p.is_file()), key=_rotation)
         else:
-            raise LogUnreadableError(f"{path} does not exist.", "Name log files, directories of logs, or - for standard input.")
+            raise LogUnreadableError(
+                f"{path} does not exist.", "Name log files, directories of logs, or - for standard input."
+            )
     return found
 
 
 def _is_log(name: str) -> bool:
     stem = name.rstrip("0123456789.-")
-    return name.endswith(SUFFIXES) or stem.endswith(SUFFIXES) or name in ("syslog", "messages", "dmesg", "kern")
+    return (
+        name.endswith(SUFFIXES) or stem.endswith(SUFFIXES) or name in ("syslog", "messages", "dmesg", "kern")
+    )
 
 
 def _rotation(path: Path) -> tuple[str, int]:

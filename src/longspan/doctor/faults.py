@@ -55,7 +55,9 @@ def remaining(scene: Scene) -> Remaining:
     line = _Timeline(scene.events)
     ready = any(True for _ in scene.marks("ready", "serving", "answered"))
     stop = _stop(scene, line)
-    faults = tuple(e for e in scene.events if (rule := rule_of(e)) is not None and _counts(e, rule, scene, line, stop, ready))
+    faults = tuple(
+        e for e in scene.events if (rule := rule_of(e)) is not None and _counts(e, rule, line, stop, ready)
+    )
     hard = [e for e in faults if (r := rule_of(e)) is not None and r.kind != "wait"]
     if ready and hard and all(_weak(e) for e in hard):
         faults, hard = (), []
@@ -77,7 +79,11 @@ def _stop(scene: Scene, line: _Timeline) -> Event | None:
     """The first stop that no failure preceded: what comes after it is a consequence of the stop."""
     for event in scene.marks("stop"):
         at = line.place[id(event)]
-        before = [e for e in scene.events[:at] if (r := rule_of(e)) is not None and r.kind in ("root", "symptom", "wrapper")]
+        before = [
+            e
+            for e in scene.events[:at]
+            if (r := rule_of(e)) is not None and r.kind in ("root", "symptom", "wrapper")
+        ]
         if all(_believed(e) is False or _healed(e, line) for e in before):
             return event
     return None
@@ -95,14 +101,22 @@ def _healed(event: Event, line: _Timeline) -> bool:
     if not isinstance(rule, Rule):
         return True
     if rule.kind == "wait":
-        return line.progress_after(event, rule.phase) or (rule.phase == 0 and bool(line.after(event, "progress", "world")))
-    if event.hit.head.level == "WARNING" and not rule.any_level and line.progress_after(event, max(rule.phase, 4)):
+        return line.progress_after(event, rule.phase) or (
+            rule.phase == 0 and bool(line.after(event, "progress", "world"))
+        )
+    if (
+        event.hit.head.level == "WARNING"
+        and not rule.any_level
+        and line.progress_after(event, max(rule.phase, 4))
+    ):
         return True
     good = line.after(event, "ready", "serving", "answered")
     if not good:
         return False
     at = line.place[id(event)]
-    came_up_before = any(isinstance(e.rule, Mark) and e.rule.means in ("ready", "serving") for e in line.events[:at])
+    came_up_before = any(
+        isinstance(e.rule, Mark) and e.rule.means in ("ready", "serving") for e in line.events[:at]
+    )
     if not came_up_before:
         return True
     if any(e.rule.id == "startup-complete" for e in good):
@@ -114,7 +128,7 @@ def _healed(event: Event, line: _Timeline) -> bool:
     return len(tokens) > 1
 
 
-def _counts(event: Event, rule: Rule, scene: Scene, line: _Timeline, stop: Event | None, ready: bool) -> bool:
+def _counts(event: Event, rule: Rule, line: _Timeline, stop: Event | None, ready: bool) -> bool:
     if not _believed(event):
         return False
     if stop is not None and line.place[id(event)] > line.place[id(stop)]:

@@ -1,15 +1,20 @@
 """What the front of a log line tells: node, process, rank, time and level."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
 
-_RAY = re.compile(r"\((?P<proc>[A-Za-z][\w:.]*(?!=))?\s*(?:pid=(?P<pid>\d+))?(?:, ?ip=(?P<ip>[\d.]+|[0-9a-f:]+))?\)")
+_RAY = re.compile(
+    r"\((?P<proc>[A-Za-z][\w:.]*(?!=))?\s*(?:pid=(?P<pid>\d+))?(?:, ?ip=(?P<ip>[\d.]+|[0-9a-f:]+))?\)"
+)
 _VLLM = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 _ISO = re.compile(r"\b(?:19|20)\d\d[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG = re.compile(r"\[?\b[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
-_SYSLOG = re.compile(r"^(?:<\d+>)?(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d+)? (?P<host>\S+) ")
+_SYSLOG = re.compile(
+    r"^(?:<\d+>)?(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d+)? (?P<host>\S+) "
+)
 _ISO_HOST = re.compile(r"^(?:19|20)\d\d-\d\d-\d\dT[\d:.,+Z-]+ (?P<host>[\w.-]+) [\w./@-]+(?:\[\d+\])?: ")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _DAYS_BEFORE = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
@@ -22,8 +27,19 @@ _NODE = re.compile(
 _NCCL_HOST = re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]*):\d+:\d+ \[\d+\] ")
 _RANK = re.compile(r"\[[Rr]ank ?(\d+)\]|\bRank (\d+)\]|\brank[= ](\d+)\b")
 _CPP_LEVEL = re.compile(r"^(?:\([^)]*\) ?)*\[(?:\d{4}-\S+ [\d:,.]+ ([IWEFC]) |([IWEF])\d{3,4} )")
-_WORD_LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b(?!:\w)|[Ll]evel\"?[=:] ?\"?(debug|info|warn|warning|error|fatal)\b|NCCL (INFO|WARN)\b")
-_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "ERROR", "C": "ERROR", "CRITICAL": "ERROR", "FATAL": "ERROR", "WARN": "WARNING"}
+_WORD_LEVEL = re.compile(
+    r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b(?!:\w)|[Ll]evel\"?[=:] ?\"?(debug|info|warn|warning|error|fatal)\b|NCCL (INFO|WARN)\b"
+)
+_LEVELS = {
+    "I": "INFO",
+    "W": "WARNING",
+    "E": "ERROR",
+    "F": "ERROR",
+    "C": "ERROR",
+    "CRITICAL": "ERROR",
+    "FATAL": "ERROR",
+    "WARN": "WARNING",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +62,11 @@ class Head:
     level: str = ""
 
 
-def _seconds(month: int, day: int, hour: int, minute: int, second: int, fraction: str | None = None) -> float | None:
+def _seconds(month: int, rest: Sequence[str], fraction: str | None = None) -> float | None:
+    """`rest`: day, hour, minute and second, as digits."""
     if not 1 <= month <= 12:
         return None
+    day, hour, minute, second = (int(part) for part in rest)
     days = _DAYS_BEFORE[month - 1] + day - 1
     return ((days * 24 + hour) * 60 + minute) * 60 + second + (float(f"0.{fraction}") if fraction else 0.0)
 
@@ -56,11 +74,11 @@ def _seconds(month: int, day: int, hour: int, minute: int, second: int, fraction
 def parse_time(text: str) -> float | None:
     """The time that a line carries: vLLM's own first, then ISO, glog and syslog. See `Head.time_seconds`."""
     if match := _VLLM.search(text):
-        return _seconds(*(int(g) for g in match.groups()[1:]))
+        return _seconds(int(match[2]), match.groups()[2:6])
     if match := _ISO.search(text) or _GLOG.search(text):
-        return _seconds(*(int(g) for g in match.groups()[:5]), fraction=match[6])
+        return _seconds(int(match[1]), match.groups()[1:5], match[6])
     if match := _SYSLOG.match(text):
-        return _seconds(_MONTHS.index(match[1]) + 1, *(int(g) for g in match.groups()[1:5]))
+        return _seconds(_MONTHS.index(match[1]) + 1, match.groups()[1:5])
     return None
 
 
@@ -68,8 +86,8 @@ def _node(text: str) -> str:
     if match := _SYSLOG.match(text) or _ISO_HOST.match(text):
         return match["host"]
     if match := _NODE.match(text):
-        name = match["bracket"] or match["colon"] or match["mpi"] or ("task " + match["task"] if match["task"] else "")
-        return name
+        task = f"task {match['task']}" if match["task"] else ""
+        return match["bracket"] or match["colon"] or match["mpi"] or task
     if match := _NCCL_HOST.search(text[:120]):
         return match["host"]
     return ""
@@ -94,7 +112,11 @@ def parse_head(text: str) -> Head:
     for match in _RAY.finditer(text[:240]):
         if match["proc"] is None and match["pid"] is None:
             continue
-        if match["pid"] is None and match["ip"] is None and match["proc"] not in ("raylet", "gcs_server", "autoscaler"):
+        if (
+            match["pid"] is None
+            and match["ip"] is None
+            and match["proc"] not in ("raylet", "gcs_server", "autoscaler")
+        ):
             continue
         process = match["proc"] or process
         pid = int(match["pid"] or pid)

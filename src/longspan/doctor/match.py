@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from longspan.doctor.causes import CAUSES, Cause
-from longspan.doctor.decide import DECIDERS
+from longspan.doctor.deciders import DECIDERS
 from longspan.doctor.faults import Outcome, Remaining, remaining
+from longspan.doctor.rules.marks import PHASES
 from longspan.doctor.rules.rule import Rule
 from longspan.doctor.scan import Record
 from longspan.doctor.scene import Guess, Scene, rule_of
 from longspan.doctor.silence import silent
-from longspan.doctor.timeline import Event, order, skews
+from longspan.doctor.timeline import Event, Moment, moments, order, skews
 from longspan.finding import Evidence, Finding, Severity
 
 # How far a kind of text is trusted beside the rule's own weight.
@@ -18,7 +19,15 @@ TRUST = {"root": 1.0, "symptom": 0.85, "wait": 0.8, "generic": 0.6, "wrapper": 0
 SURFACE_PENALTY = 0.15
 LATER_PENALTY = 0.03
 # Causes that a restart meets because of what failed before it.
-FOLLOW_UPS = frozenset({"port-in-use", "gpu-memory-taken", "stale-placement-group", "placement-group-unsatisfied", "ray-head-unreachable"})
+FOLLOW_UPS = frozenset(
+    {
+        "port-in-use",
+        "gpu-memory-taken",
+        "stale-placement-group",
+        "placement-group-unsatisfied",
+        "ray-head-unreachable",
+    }
+)
 FOLLOW_UP_SECONDS = 45.0
 ALTERNATIVES = 2
 WORTH_SAYING = 0.1
@@ -42,6 +51,7 @@ class Diagnosis:
     outcome: Outcome = "open"
     attempts: int = 1
     skew_seconds: dict[str, float] = field(default_factory=dict)
+    timeline: tuple[Moment, ...] = ()
     lines: int = 0
     size_bytes: int = 0
 
@@ -72,8 +82,13 @@ def diagnose_record(record: Record) -> Diagnosis:
         if conclusive or number == 0:
             break
     findings, left = judged
-    wrapped = tuple(_evidence(e) for e in left.faults if (r := rule_of(e)) is not None and r.kind == "wrapper")
-    return Diagnosis(tuple(findings), wrapped[:12], left.outcome, attempts, skew, record.lines, record.size_bytes)
+    wrapped = tuple(
+        _evidence(e) for e in left.faults if (r := rule_of(e)) is not None and r.kind == "wrapper"
+    )
+    timeline = tuple(moments(scene.events, PHASES))
+    return Diagnosis(
+        tuple(findings), wrapped[:12], left.outcome, attempts, skew, timeline, record.lines, record.size_bytes
+    )
 
 
 def _judge(scene: Scene) -> tuple[list[Finding], Remaining]:
@@ -82,14 +97,22 @@ def _judge(scene: Scene) -> tuple[list[Finding], Remaining]:
     quiet = silent(scene, left.stopped)
     if quiet is not None and not any(c.root for c in candidates):
         guess = quiet.guess
-        if not candidates or all(c.cause == "insufficient-evidence" or c.score < guess.weight for c in candidates):
-            candidates.insert(0, _Candidate(guess.cause, guess.weight, 0, list(quiet.evidence), guess, False, None))
+        if not candidates or all(
+            c.cause == "insufficient-evidence" or c.score < guess.weight for c in candidates
+        ):
+            candidates.insert(
+                0, _Candidate(guess.cause, guess.weight, 0, list(quiet.evidence), guess, False, None)
+            )
     if not candidates:
-        failed = [e for e in left.faults if (r := rule_of(e)) is not None and r.kind in ("wrapper", "generic") and r.id != "server-error"]
+        failed = [
+            e
+            for e in left.faults
+            if (r := rule_of(e)) is not None and r.kind in ("wrapper", "generic") and r.id != "server-error"
+        ]
         if not failed:
             return [], left
-        return [_insufficient(failed, left, scene)], left
-    return _findings(candidates, left), left
+        return [_insufficient(failed, scene)], left
+    return _findings(candidates), left
 
 
 def _candidates(scene: Scene, faults: Sequence[Event]) -> list[_Candidate]:
@@ -143,21 +166,28 @@ def _followed_up(candidate: _Candidate, others: Sequence[_Candidate]) -> bool:
     if candidate.cause not in FOLLOW_UPS or candidate.when is None:
         return False
     return any(
-        o.when is not None and candidate.when - o.when > FOLLOW_UP_SECONDS and o.cause not in FOLLOW_UPS and o.cause != "insufficient-evidence"
+        o.when is not None
+        and candidate.when - o.when > FOLLOW_UP_SECONDS
+        and o.cause not in FOLLOW_UPS
+        and o.cause != "insufficient-evidence"
         for o in others
     )
 
 
-def _findings(candidates: Sequence[_Candidate], left: Remaining) -> list[Finding]:
+def _findings(candidates: Sequence[_Candidate]) -> list[Finding]:
     top = candidates[0]
-    findings = [_finding(c, left) for c in candidates if c.score >= 0.1]
+    findings = [_finding(c) for c in candidates if c.score >= 0.1]
     if not findings:
-        findings = [_finding(top, left)]
+        findings = [_finding(top)]
     named = {f.cause for f in findings}
     room = max(0, 3 - len(findings))
     confidence = findings[0].confidence
-    for number, cause in enumerate([a for a in top.guess.also if a not in named and a in CAUSES][: min(ALTERNATIVES, room)]):
-        findings.append(_alternative(top, CAUSES[cause], round(max(0.05, confidence * (0.35 - 0.1 * number)), 2)))
+    for number, cause in enumerate(
+        [a for a in top.guess.also if a not in named and a in CAUSES][: min(ALTERNATIVES, room)]
+    ):
+        findings.append(
+            _alternative(top, CAUSES[cause], round(max(0.05, confidence * (0.35 - 0.1 * number)), 2))
+        )
     findings.sort(key=lambda f: -f.confidence)
     return _strictly_falling(findings)
 
@@ -189,7 +219,7 @@ def _evidence(event: Event) -> Evidence:
     return Evidence(event.hit.file, event.hit.line, event.hit.text)
 
 
-def _finding(candidate: _Candidate, left: Remaining) -> Finding:
+def _finding(candidate: _Candidate) -> Finding:
     cause = CAUSES[candidate.cause]
     confidence = round(min(0.97, max(0.05, candidate.score)), 2)
     summary = cause.summary
@@ -217,13 +247,17 @@ def _alternative(top: _Candidate, cause: Cause, confidence: float) -> Finding:
     )  # fmt: skip
 
 
-def _insufficient(faults: Sequence[Event], left: Remaining, scene: Scene) -> Finding:
+def _insufficient(faults: Sequence[Event], scene: Scene) -> Finding:
     cause = CAUSES["insufficient-evidence"]
     asks = ["the lines above the first error"]
     if not scene.nodes() or len(scene.nodes()) < 2:
         asks.append("every other rank's and node's log (Ray: /tmp/ray/session_latest/logs of each node)")
     asks.append("a run with NCCL_DEBUG=INFO if it failed while ranks were connecting")
-    summary = f"{cause.summary} All that is here are lines that repeat another process's failure. Send " + "; ".join(asks) + "."
+    summary = (
+        f"{cause.summary} All that is here are lines that repeat another process's failure. Send "
+        + "; ".join(asks)
+        + "."
+    )
     return Finding(
         _subject(faults), "warning", cause.id, summary, tuple(_evidence(e) for e in faults[:EVIDENCE_LINES]), cause.remedy, "", "", 0.6,
     )  # fmt: skip

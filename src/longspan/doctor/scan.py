@@ -10,14 +10,17 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
 from longspan.doctor.rules.rule import Mark, Rule
 
 _DIGITS = b"0123456789"
+_KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz_" + bytes(range(128, 256))
+# Every byte of a word in lower case, everything else a space.
 _WORD_BYTES = bytes(
-    byte + 32 if 65 <= byte <= 90 else byte if chr(byte).isalnum() and byte < 128 or byte == 95 or byte >= 128 else 32
-    for byte in range(256)
+    ord(chr(b).lower()) if b < 128 and chr(b).lower().encode() in _KEPT else b if b in _KEPT else 32
+    for b in range(256)
 )
 SHAPES_LIMIT = 30_000
 LINE_LIMIT_BYTES = 1 << 20
@@ -59,11 +62,32 @@ class Hit:
     time_seconds: float | None
     section: str = ""
     count: int = 1
+    clock_node: str = ""  # whose clock `time_seconds` is of: the node of the line that carried the time
 
     @property
     def node(self) -> str:
         """The node of the line: named by itself, else the section or file that it stands in."""
         return self.head.node or self.section
+
+
+class _Entry:
+    """A rule or mark and its pattern, compiled when it is first needed: most logs need a few of them.
+
+    `digits`: the pattern names digits, so that a shape, which has none, cannot rule it out.
+    """
+
+    __slots__ = ("_compiled", "digits", "rule")
+
+    def __init__(self, rule: Rule | Mark) -> None:
+        self.rule = rule
+        self.digits = any(c.isdigit() for c in _QUANTIFIER.sub("", rule.pattern))
+        self._compiled: re.Pattern[str] | None = None
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        if self._compiled is None:
+            self._compiled = re.compile(self.rule.pattern)
+        return self._compiled
 
 
 @dataclass(slots=True)
@@ -116,14 +140,13 @@ class Scanner:
 
     def __init__(self, rules: Sequence[Rule], marks: Sequence[Mark]) -> None:
         self._index: dict[bytes, list[int]] = {}
-        self._table: list[tuple[Rule | Mark, re.Pattern[str], bool]] = []
-        for number, entry in enumerate((*rules, *marks)):
-            digits = any(c.isdigit() for c in _QUANTIFIER.sub("", entry.pattern))
-            self._table.append((entry, re.compile(entry.pattern), digits))
+        entries: list[Rule | Mark] = [*rules, *marks]
+        self._table = [_Entry(entry) for entry in entries]
+        for number, entry in enumerate(entries):
             for word in entry.words.split():
                 self._index.setdefault(word.encode(), []).append(number)
         self._keys = frozenset(self._index)
-        self._lazy = frozenset(i for i, (entry, _, _) in enumerate(self._table) if entry.id in LAZY)
+        self._lazy = frozenset(i for i, entry in enumerate(entries) if entry.id in LAZY)
         self._shapes: dict[bytes, tuple[int, ...]] = {}
         self._kept: dict[str, _Kept] = {}
         self._order = self._lines = self._size = self._up = self._down = 0
@@ -183,7 +206,11 @@ class Scanner:
             decoded = text[:TEXT_LIMIT].decode("utf-8", "replace")
             numbers = {number for word in found for number in self._index[word]}
             wanted = tuple(
-                sorted(n for n in numbers if self._table[n][2] or self._table[n][1].search(decoded) is not None)
+                sorted(
+                    n
+                    for n in numbers
+                    if self._table[n].digits or self._table[n].pattern.search(decoded) is not None
+                )
             )
             if b"\r" in text and not wanted:
                 wanted = tuple(sorted(numbers))
@@ -197,13 +224,23 @@ class Scanner:
         if line > 0:
             return
         step = max(1, len(lines) // 300)
-        times = [t for raw in lines[::step] if (t := parse_time(raw[:200].decode("utf-8", "replace"))) is not None]
-        for before, after in zip(times, times[1:], strict=False):
+        times = [
+            t for raw in lines[::step] if (t := parse_time(raw[:200].decode("utf-8", "replace"))) is not None
+        ]
+        for before, after in pairwise(times):
             self._up += after > before
             self._down += after < before
 
     def _examine(
-        self, name: str, lines: list[bytes], i: int, line: int, start: int, wanted: tuple[int, ...], section: list[str], clock: "_Clock"
+        self,
+        name: str,
+        lines: list[bytes],
+        i: int,
+        line: int,
+        start: int,
+        wanted: tuple[int, ...],
+        section: list[str],
+        clock: "_Clock",
     ) -> None:
         whole = lines[i][:TEXT_LIMIT].decode("utf-8", "replace")
         number = line + i + 1
@@ -211,8 +248,8 @@ class Scanner:
             head: Head | None = None
             quoted: re.Match[str] | None = None
             for index in wanted:
-                rule, pattern, _ = self._table[index]
-                match = pattern.search(text)
+                rule = self._table[index].rule
+                match = self._table[index].pattern.search(text)
                 if match is None:
                     continue
                 if head is None:
@@ -221,7 +258,7 @@ class Scanner:
                     if head.time_seconds is None:
                         clock.look_back(lines, i, line)
                     else:
-                        clock.time_seconds, clock.line = head.time_seconds, number
+                        clock.time_seconds, clock.line, clock.node = head.time_seconds, number, head.node
                 if rule.id == "quote":
                     if _is_open(text, match.end() - 1):
                         self._quote_open_until = number + QUOTE_LIMIT_LINES
@@ -239,12 +276,15 @@ class Scanner:
                 hit = Hit(
                     rule, name, number, start + number, evidence_text(text, match.start(), match.end()), head,
                     match.groupdict(), clock.time_seconds, section[0], int(repeated[1]) if repeated else 1,
+                    clock.node or section[0],
                 )  # fmt: skip
                 self._kept.setdefault(rule.id, _Kept()).add(hit)
 
     def record(self) -> Record:
         """Everything found so far, in reading order."""
-        hits = sorted((h for kept in self._kept.values() for h in (*kept.first, *kept.last)), key=lambda h: h.order)
+        hits = sorted(
+            (h for kept in self._kept.values() for h in (*kept.first, *kept.last)), key=lambda h: h.order
+        )
         return Record(
             tuple(hits), self._lines, self._size, self._down > 4 and self._down > 3 * self._up,
             {key: kept.count for key, kept in self._kept.items()}, tuple(self._files),
@@ -254,18 +294,20 @@ class Scanner:
 class _Clock:
     """The time of the latest line that had one; a traceback's own lines carry none."""
 
-    __slots__ = ("line", "time_seconds")
+    __slots__ = ("line", "node", "time_seconds")
 
     def __init__(self) -> None:
         self.time_seconds: float | None = None
         self.line = 0
+        self.node = ""
 
     def look_back(self, lines: list[bytes], i: int, line: int) -> None:
         """Looks for a nearer time in the lines just above."""
         for j in range(i - 1, max(-1, i - 40), -1):
             if line + j + 1 <= self.line:
                 return
-            time = parse_time(lines[j][:200].decode("utf-8", "replace"))
+            text = lines[j][:300].decode("utf-8", "replace")
+            time = parse_time(text)
             if time is not None:
-                self.time_seconds, self.line = time, line + j + 1
+                self.time_seconds, self.line, self.node = time, line + j + 1, parse_head(text).node
                 return

@@ -79,7 +79,11 @@ class Scene:
             if not isinstance(rule, Mark) or not rule.means.startswith("frame"):
                 continue
             distance = abs(hit.line - near.line)
-            same = near.file == hit.file and near.head.pid == hit.head.pid and near.head.process == hit.head.process
+            same = (
+                near.file == hit.file
+                and near.head.pid == hit.head.pid
+                and near.head.process == hit.head.process
+            )
             if same and distance <= TRACEBACK_LINES and distance > 0:
                 found.append((distance, rule.means))
         return [means for _, means in sorted(found)]

@@ -26,7 +26,11 @@ def silent(scene: Scene, stopped: bool) -> Silent | None:
         scene: one attempt.
         stopped: someone ended it; people stop what hangs, which makes the guess a little surer.
     """
-    marks = [e for e in scene.events if isinstance(e.rule, Mark) and (e.rule.phase or e.rule.means in ("stalled", "init-start"))]
+    marks = [
+        e
+        for e in scene.events
+        if isinstance(e.rule, Mark) and (e.rule.phase or e.rule.means in ("stalled", "init-start"))
+    ]
     if not marks:
         return None
     furthest = max((e.rule.phase for e in marks if isinstance(e.rule, Mark)), default=0)
@@ -35,17 +39,27 @@ def silent(scene: Scene, stopped: bool) -> Silent | None:
     if starts and furthest < 5:
         ranks = ", ".join(sorted({e.hit.groups.get("rank") or "?" for e in starts}, key=int)[:16])
         note = f"Init START without Init COMPLETE on rank {ranks}"
-        return Silent(Guess("nccl-init-hang", 0.65 + surer, ("nccl-wrong-interface", "port-blocked"), note), tuple(starts[:3]))
+        return Silent(
+            Guess("nccl-init-hang", 0.65 + surer, ("nccl-wrong-interface", "port-blocked"), note),
+            tuple(starts[:3]),
+        )
     last = marks[-1]
     if last.rule.id == "autotune-start":
         note = "FlashInfer's autotuning began and did not end"
-        return Silent(Guess("nccl-init-hang", 0.6, ("collective-hang",), note, "Add --no-enable-flashinfer-autotune."), (last,))
+        return Silent(
+            Guess("nccl-init-hang", 0.6, ("collective-hang",), note, "Add --no-enable-flashinfer-autotune."),
+            (last,),
+        )
     tail = [e for e in marks if e.rule.id in ("throughput", "throughput-zero")][-STALLED_LINES:]
     if len(tail) == STALLED_LINES and all(e.rule.id == "throughput-zero" for e in tail):
-        return Silent(Guess("collective-hang", 0.5, (), "requests are running and no token moves"), tuple(tail))
+        return Silent(
+            Guess("collective-hang", 0.5, (), "requests are running and no token moves"), tuple(tail)
+        )
     if furthest in (3, 4) and scene.world() > 1:
         note = "the last sign of the ranks is the set-up of their communicators"
-        return Silent(Guess("nccl-init-hang", 0.4 + 2 * surer, ("insufficient-evidence",), note), (marks[-1],))
+        return Silent(
+            Guess("nccl-init-hang", 0.4 + 2 * surer, ("insufficient-evidence",), note), (marks[-1],)
+        )
     return None
 
 
@@ -132,7 +146,13 @@ def late(ranks: Sequence[RankState], budgets: dict[int, float] | None = None) ->
     budget = (budgets or BUDGET_SECONDS).get(slowest, 600.0)
     longest = max(r.since_seconds for r in behind)
     hosts = tuple(dict.fromkeys(r.host for r in behind))
-    return Late(PHASES[slowest], tuple(r.rank for r in behind), hosts, longest - budget, _PROBES.get(slowest, "py-spy stacks"))
+    return Late(
+        PHASES[slowest],
+        tuple(r.rank for r in behind),
+        hosts,
+        longest - budget,
+        _PROBES.get(slowest, "py-spy stacks"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +172,6 @@ def deadlock_fingerprint(gpus: Sequence[GpuReading], running: int, tokens_per_se
     """
     if not gpus or running == 0 or tokens_per_second > 0:
         return False
-    return all(g.sm_percent >= 90 and g.memory_percent <= 2 and g.power_watts - g.idle_watts <= 60 for g in gpus)
+    return all(
+        g.sm_percent >= 90 and g.memory_percent <= 2 and g.power_watts - g.idle_watts <= 60 for g in gpus
+    )

@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
         words="recvvalue sendbytes recvvaluewithtimeout tcpstore recvvector sendvalue",
         pattern=r"(?:recvValue\w*|recvVector|sendBytes|sendValue) failed on SocketImpl|TCPStore server has shut down too early"
         r"|Did the remote server shutdown or crash",
-        example="[W ProcessGroupNCCL.cpp:1711] [PG ID 0 PG GUID 0 Rank 4] Failed to check the \"should dump\" flag on "
+        example='[W ProcessGroupNCCL.cpp:1711] [PG ID 0 PG GUID 0 Rank 4] Failed to check the "should dump" flag on '
         "TCPStore, (maybe TCPStore server has shut down too early), with error: recvValue failed on SocketImpl(fd=74)",
         source=_VLLM + "32136",
     ),

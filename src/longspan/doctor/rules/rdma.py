@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="ib-mtu", cause="ib-transport-error", words="mtu active_mtu", weight=0.8,
-        pattern=r"(?i)\bmtu\b.{0,40}(?:mismatch|differ|not equal|inconsistent)|(?:mismatch|differ)\w*.{0,40}\bmtu\b",
+        pattern=r"(?i)(?:\b|_)mtu\b.{0,40}(?:mismatch|differ|not equal|inconsistent)|(?:mismatch|differ)\w*.{0,40}(?:\b|_)mtu\b",
         example="n1: active_mtu mismatch: mlx5_0 4096 here, 1024 on node-2",
         source="https://github.com/NVIDIA/nccl/issues/1405",
         remedy="Set the same MTU on both ports and on the switch (`ibv_devinfo`, `ip link`), then run ib_write_bw.",
