@@ -1,6 +1,6 @@
 """Sequence numbers tell a desync from a dead rank from the fabric."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longspan.doctor.collectives import Work, compare
@@ -11,6 +11,7 @@ def works(sequences: dict[int, int], group: str = "2/5") -> list[Work]:
     return [Work(rank, seq, "ALLREDUCE", 8, group) for rank, seq in sequences.items()]
 
 
+@settings(deadline=None)
 @given(st.integers(2, 64), st.integers(0, 10**6), st.data())
 def test_equal_work_on_all_ranks_is_never_a_desync(world: int, sequence: int, data: st.DataObject) -> None:
     """All ranks: equal. Most ranks: the missing ones died. One rank: nobody can say."""
@@ -23,6 +24,7 @@ def test_equal_work_on_all_ranks_is_never_a_desync(world: int, sequence: int, da
         assert set(result.missing) == set(range(world)) - ranks
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 63), st.integers(0, 1000), min_size=2))
 def test_different_work_in_one_group_is_a_desync(sequences: dict[int, int]) -> None:
     """Whatever else holds."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from doctor_logs import diagnose_lines
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_doctor_match import FAULTS
 
@@ -86,6 +86,7 @@ def test_evidence_stays(text: str) -> None:
     assert Redactor().line(text) == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 255)] * 4), min_size=1, max_size=20))
 def test_addresses_keep_their_identity_and_subnet(quads: list[tuple[int, int, int, int]]) -> None:
     """Equal addresses stay equal, different ones different, and equal subnets equal."""

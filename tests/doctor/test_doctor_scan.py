@@ -3,7 +3,7 @@
 import re
 
 from doctor_logs import serving, up
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longspan.doctor.lines import ANSI, parse_head
@@ -50,6 +50,7 @@ def scanned(lines: list[str], cuts: list[int]) -> set[tuple[int, str]]:
     return {(h.line, h.rule.id) for h in scanner.record().hits if h.rule.id not in LAZY}
 
 
+@settings(deadline=None)
 @given(_LINES, st.lists(st.integers(0, 5000), max_size=6))
 def test_equals_a_plain_search_however_the_bytes_are_cut(lines: list[str], cuts: list[int]) -> None:
     """Shapes, the word index and block borders change nothing but the speed (quotations apart)."""

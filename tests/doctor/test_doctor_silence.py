@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longspan.doctor.launches import difference, with_difference, with_ranks
@@ -31,6 +31,7 @@ SYN-SENT 0      1      10.0.0.12:40230     10.0.0.11:43905
 SPIN = "97, 0, 71.2\n96, 0, 70.8\n"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 11), st.floats(0, 5000)), min_size=1, max_size=32))
 def test_the_slowest_ranks_are_named(states: list[tuple[int, float]]) -> None:
     """Exactly the ranks of the lowest phase, whatever the others do; overdue exactly beyond the budget."""

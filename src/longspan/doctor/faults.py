@@ -72,7 +72,7 @@ def remaining(scene: Scene) -> Remaining:
 
 def _weak(event: Event) -> bool:
     """A traceback or a 500 alone on a server that is up is one request's trouble, not the server's."""
-    return event.rule.id in ("traceback", "server-error")
+    return event.rule.id in ("traceback", "exception", "server-error")
 
 
 def _stop(scene: Scene, line: _Timeline) -> Event | None:

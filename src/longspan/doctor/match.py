@@ -229,7 +229,10 @@ def _finding(candidate: _Candidate) -> Finding:
         summary += f" To be sure: {candidate.questions[0]}"
     elif confidence < 0.75 and cause.ask:
         summary += f" To be sure, send {cause.ask}."
-    best = candidate.events[:EVIDENCE_LINES]
+    # A traceback quotes the source line that raised; the message itself says more.
+    best = sorted(candidate.events, key=lambda e: (" raise " in f" {e.hit.text} ", e.rule.id == "traceback"))[
+        :EVIDENCE_LINES
+    ]
     rule = rule_of(candidate.events[0])
     remedy = candidate.guess.remedy or cause.remedy
     return Finding(

@@ -27,6 +27,8 @@ LINE_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 20_000
 EVIDENCE_LIMIT = 400
 HITS_FIRST, HITS_LAST = 400, 200
+# Lines of one shape that are looked at in full; of the later ones only the last of each block.
+SHAPE_BUDGET = 400
 QUOTE_LIMIT_LINES = 200
 # Marks that come with every request or every ten seconds: of one shape in one block, the first line and the last few
 # are enough to know when the server last worked and whether it stalls.
@@ -70,18 +72,47 @@ class Hit:
         return self.head.node or self.section
 
 
+_TOKEN = re.compile(r"\\d(?:[+*?]|\{[\d,]*\})?|\\.|\{[\d,]*\}|\(\?P<\w+>|\[[^\]]*\]|\d+")
+
+
+def relaxed(pattern: str) -> str | None:
+    """The pattern with any digits in place of its own, or None where a negative look-ahead forbids digits.
+
+    Whatever digits a line of some shape holds, it can only match the pattern if the shape matches this.
+    """
+    if re.search(r"\(\?<?![^)]*\d", pattern):
+        return None
+
+    def loose(match: re.Match[str]) -> str:
+        token = match[0]
+        digits = token.isdigit() or token.startswith("\\d") or re.fullmatch(r"\[[\d-]+\]", token) is not None
+        return r"\d*" if digits else token
+
+    return _TOKEN.sub(loose, pattern)
+
+
 class _Entry:
     """A rule or mark and its pattern, compiled when it is first needed: most logs need a few of them.
 
-    `digits`: the pattern names digits, so that a shape, which has none, cannot rule it out.
+    `digits`: the pattern names digits, so that a shape, which has none, cannot rule it out by the pattern itself.
     """
 
-    __slots__ = ("_compiled", "digits", "rule")
+    __slots__ = ("_compiled", "_loose", "digits", "rule")
 
     def __init__(self, rule: Rule | Mark) -> None:
         self.rule = rule
         self.digits = any(c.isdigit() for c in _QUANTIFIER.sub("", rule.pattern))
         self._compiled: re.Pattern[str] | None = None
+        self._loose: re.Pattern[str] | None = None
+
+    def possible(self, text: str) -> bool:
+        """Whether some line of this line's shape could match."""
+        if not self.digits:
+            return self.pattern.search(text) is not None
+        if self._loose is None:
+            loose = relaxed(self.rule.pattern)
+            self._loose = re.compile("" if loose is None else loose)
+        return self._loose.search(text) is not None
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -129,6 +160,24 @@ def evidence_text(text: str, start: int, end: int) -> str:
     return text[begin : begin + max(EVIDENCE_LIMIT, min(end - start, EVIDENCE_LIMIT))].strip()
 
 
+_QUOTE_BEGINS = re.compile(
+    rb"\b[Pp]rompt['\"]?: ?(['\"])|\bprompt=(['\"])|[\"'](?:content|prompt)[\"']: ?([\"'])"
+)
+
+
+def _unquoted(text: bytes) -> tuple[bytes, bool]:
+    """The part of a line before a user's own words, and whether those go on in the next line."""
+    if b"rompt" not in text and b"content" not in text and b"eceived request" not in text:
+        return text, False
+    begin = _QUOTE_BEGINS.search(text)
+    if begin is None:
+        at = text.find(b"eceived request")
+        return (text[: at - 1], False) if at > 0 else (text, False)
+    mark = begin[begin.lastindex or 1]
+    rest = text[begin.end() :]
+    return text[: begin.start()], rest.count(mark) == rest.count(b"\\" + mark)
+
+
 def _is_open(text: str, at: int) -> bool:
     """Whether the quotation that begins at `at` does not end on this line."""
     mark = text[at]
@@ -147,7 +196,9 @@ class Scanner:
                 self._index.setdefault(word.encode(), []).append(number)
         self._keys = frozenset(self._index)
         self._lazy = frozenset(i for i, entry in enumerate(entries) if entry.id in LAZY)
+        self._quote = next((i for i, entry in enumerate(entries) if entry.id == "quote"), -1)
         self._shapes: dict[bytes, tuple[int, ...]] = {}
+        self._seen: dict[bytes, int] = {}  # shape -> how often its lines were examined
         self._kept: dict[str, _Kept] = {}
         self._order = self._lines = self._size = self._up = self._down = 0
         self._quote_open_until = 0
@@ -191,6 +242,12 @@ class Scanner:
                 continue
             if self._lazy.issuperset(wanted):
                 later[shape] = deque(maxlen=LAZY_LAST)
+            else:
+                seen = self._seen.get(shape, 0)
+                if seen >= SHAPE_BUDGET and not any(self._table[n].digits for n in wanted):
+                    later[shape] = deque((i,), maxlen=LAZY_LAST)
+                    continue
+                self._seen[shape] = seen + 1
             self._examine(name, lines, i, line, start, wanted, section_box, clock)
         last = ((i, shape) for shape, indices in later.items() for i in indices)
         for i, shape in sorted(last):
@@ -200,23 +257,19 @@ class Scanner:
         return line + len(lines), section_box[0]
 
     def _new_shape(self, shape: bytes, text: bytes) -> tuple[int, ...]:
-        found = self._keys.intersection(text[:TEXT_LIMIT].translate(_WORD_BYTES).split())
-        wanted: tuple[int, ...] = ()
-        if found:
-            decoded = text[:TEXT_LIMIT].decode("utf-8", "replace")
+        text, opened = _unquoted(text[:TEXT_LIMIT])
+        found = self._keys.intersection(text.translate(_WORD_BYTES).split())
+        wanted: tuple[int, ...] = (self._quote,) if opened else ()
+        if found and not opened:
+            decoded = text.decode("utf-8", "replace")
             numbers = {number for word in found for number in self._index[word]}
-            wanted = tuple(
-                sorted(
-                    n
-                    for n in numbers
-                    if self._table[n].digits or self._table[n].pattern.search(decoded) is not None
-                )
-            )
+            wanted = tuple(sorted(n for n in numbers if self._table[n].possible(decoded)))
             if b"\r" in text and not wanted:
                 wanted = tuple(sorted(numbers))
         if len(shape) <= 4096:
             if len(self._shapes) >= SHAPES_LIMIT:
                 self._shapes.clear()
+                self._seen.clear()
             self._shapes[shape] = wanted
         return wanted
 

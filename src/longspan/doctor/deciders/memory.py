@@ -17,6 +17,13 @@ def worker_exit(event: Event, rule: Rule, scene: Scene) -> Guess:
             "the watchdog's time-out followed a worker's death",
         )
     code = event.hit.groups.get("code")
+    if code == "-7" or re.search(r"\bBus error\b|SIGBUS", event.hit.text):
+        return Guess(
+            "shm-too-small",
+            0.65,
+            ("worker-killed", "weights-corrupt"),
+            "a bus error: memory that a full /dev/shm cannot back",
+        )
     return Guess("worker-killed", rule.weight, rule.also, f"exit code {code}" if code else "")
 
 

@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="kv-too-small", cause="oom-kv-cache", words="cache kv", weight=0.95, launch_only=True,
-        pattern=r"No available memory for the cache blocks|KV cache is needed, which is larger than the available|max seq len.{0,80}is larger than the maximum number of tokens"
+        pattern=r"No available memory for the cache blocks|KV cache is needed|To serve at least one request with the models?'s? max|is larger than the maximum number of tokens that can be stored"
         r"|larger than the available KV cache memory|KV cache.{0,40}(?:not|in)sufficient",
         example="ValueError: To serve at least one request with the model's max seq len (131072), (4.54 GiB KV cache is needed, which is larger "
         "than the available KV cache memory (1.71 GiB).",

@@ -83,7 +83,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="trust", cause="trust-remote-code", words="trust_remote_code custom trust", weight=0.94, launch_only=True,
-        pattern=r"pass(?:ing)? (?:the argument )?`trust_remote_code=True`|setting `trust_remote_code=True`|`trust_remote_code=True` in LLM or|contains custom code which must be executed"
+        pattern=r"pass(?:ing)? (?:the argument )?`trust_remote_code=True`|setting `trust_remote_code=True`|trust_remote_code=True` in LLM or|contains custom code which must be executed"
         r"|requires you to execute the (?:configuration|modeling|tokenizer)? ?file",
         example="ValueError: The repository m/x contains custom code which must be executed to correctly load the model.",
         source="vllm 0.33.0 source: vllm/transformers_utils/config.py:461",

@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="store-timeout", cause="port-blocked", decide="store_address", also=("host-ip-mismatch",),
         words="socket clients client", weight=0.85,
-        pattern=r"client socket has timed out after \d+ ?m?s while trying to connect to \(?\[?(?P<peer>[^\s,)\]]+)\]?,? ?(?P<port>\d+)?"
+        pattern=r"client socket has timed out after \d+ ?m?s(?: while trying to connect to \(?\[?(?P<peer>[^\s,)\]]+)\]?,? ?(?P<port>\d+)?)?"
         r"|client socket has failed to connect to any network address of \(?(?P<peer2>[^\s,)]+)",
         example="torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect "
         "to (10.0.0.11, 29501).",
@@ -170,8 +170,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="nccl-watchdog", cause="collective-hang", kind="symptom", decide="watchdog", weight=0.7,
         words="watchdog worknccl", also=("nccl-peer-died-first", "collective-desync"),
-        pattern=r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
-        r"(?:, NumelIn=(?P<numel>\d+))?",
+        pattern=r"Watchdog caught collective operation timeout(?:: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
+        r"(?:, NumelIn=(?P<numel>\d+))?)?",
         example="[rank0]:[E ProcessGroupNCCL.cpp:563] [Rank 0] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=5730, OpType=ALLREDUCE, NumelIn=3612672, NumelOut=3612672, Timeout(ms)=600000) ran for 600009 ms",
         source=_VLLM + "23448",

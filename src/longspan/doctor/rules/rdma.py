@@ -68,7 +68,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="ibgda-init", cause="ibgda-unavailable", words="ibgda mlx5dv_devx_uar cpp nvshmem nvshmemi_transport_init",
         weight=0.92,
-        pattern=r"init failed for transport: IBGDA|ibgda\.cpp:\d+: (?:NULL value|non-zero status)|cannot allocate mlx5dv_devx_uar"
+        pattern=r"init failed for transport: IBGDA|ibgda\.cpp\b.{0,8}(?:NULL value|non-zero status|[Uu]nable)|cannot allocate mlx5dv_devx_uar"
         r"|IBGDA.{0,60}(?:fail|not (?:supported|available)|unable)",
         example="/src/nvshmem/src/host/transport/transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA",
         source="https://github.com/deepseek-ai/DeepEP/issues/139",
