@@ -1,6 +1,7 @@
 """The one-pass scanner finds what a slow, plain search finds."""
 
 import re
+from random import Random
 
 from doctor_logs import serving, up
 from hypothesis import given, settings
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from longspan.doctor.lines import ANSI, parse_head
 from longspan.doctor.rules import MARKS, RULES
+from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.scan import LAZY, SHAPES_LIMIT, Scanner
+from longspan.doctor.shapes import Entry
 
 _EXAMPLES = [r.example for r in RULES] + [m.example for m in MARKS if m.id not in ("section", "quote")]
 _NOISE = [
@@ -56,6 +59,14 @@ def test_equals_a_plain_search_however_the_bytes_are_cut(lines: list[str], cuts:
     """Shapes, the word index and block borders change nothing but the speed (quotations apart)."""
     quoting = [line for line in lines if "prompt: '" not in line and "throughput" not in line]
     assert scanned(quoting, cuts) == plain(quoting)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([*RULES, *MARKS]), st.randoms(use_true_random=False))
+def test_a_shape_never_rules_out_what_could_match(entry: Rule | Mark, random: Random) -> None:
+    """A line that matches keeps its rule possible for every line of its shape, whatever digits that has."""
+    other = re.sub(r"\d", lambda _: str(random.randrange(10)), entry.example)
+    assert Entry(entry).possible(other)
 
 
 def test_digits_do_not_hide_behind_a_shape() -> None:

@@ -28,6 +28,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, object]:
         "outcome": diagnosis.outcome,
         "attempts": diagnosis.attempts,
         "timeline": [m.to_json() for m in diagnosis.timeline],
+        "hints": [h.to_json() for h in diagnosis.hints],
         "consequences": [{"file": e.file, "line": e.line, "text": e.text} for e in diagnosis.consequences],
         "clock_skew_seconds": {node: round(s, 1) for node, s in diagnosis.skew_seconds.items()},
         "lines": diagnosis.lines,
@@ -73,6 +74,10 @@ def print_diagnosis(diagnosis: Diagnosis, timeline: bool = False) -> None:
             click.echo(
                 f"  {moment.clock:>8}  {moment.node or '-':<16} {moment.what:<22} {moment.file}:{moment.line}"
             )
+    for hint in diagnosis.hints:
+        click.echo(
+            f"{click.style('hint:', fg='blue')} {hint.text} ({hint.evidence.file}:{hint.evidence.line})"
+        )
     if not diagnosis.findings:
         click.echo("No fault found.")
 

@@ -44,6 +44,16 @@ class _Timeline:
         at = self.place[id(event)]
         return [e for e in self.events[at + 1 :] if isinstance(e.rule, Mark) and e.rule.means in means]
 
+    def idle_before(self, event: Event) -> bool:
+        """Whether the last statistics before the event say that nothing runs."""
+        at = self.place[id(event)]
+        said = [
+            e
+            for e in self.events[:at]
+            if isinstance(e.rule, Mark) and e.rule.means in ("serving", "stalled", "idle")
+        ]
+        return bool(said) and said[-1].rule.id == "throughput-idle"
+
     def progress_after(self, event: Event, phase: int) -> bool:
         """Whether the launch went beyond a phase after the event."""
         at = self.place[id(event)]
@@ -135,6 +145,8 @@ def _counts(event: Event, rule: Rule, line: _Timeline, stop: Event | None, ready
         return False
     if rule.launch_only and ready:
         return False
+    if rule.id == "shm-broadcast" and line.idle_before(event):
+        return False  # an idle engine writes this too: its workers wait for work
     if rule.id in STICKY:
         return not (rule.id in ("node-marked-dead", "kernel-oom") and _healed(event, line))
     return not _healed(event, line)

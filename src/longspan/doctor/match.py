@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from longspan.doctor.causes import CAUSES, Cause
 from longspan.doctor.deciders import DECIDERS
 from longspan.doctor.faults import Outcome, Remaining, remaining
+from longspan.doctor.hints import Hint, hints
 from longspan.doctor.rules.marks import PHASES
 from longspan.doctor.rules.rule import Rule
 from longspan.doctor.scan import Record
@@ -52,6 +53,7 @@ class Diagnosis:
     attempts: int = 1
     skew_seconds: dict[str, float] = field(default_factory=dict)
     timeline: tuple[Moment, ...] = ()
+    hints: tuple[Hint, ...] = ()
     lines: int = 0
     size_bytes: int = 0
 
@@ -86,8 +88,27 @@ def diagnose_record(record: Record) -> Diagnosis:
         _evidence(e) for e in left.faults if (r := rule_of(e)) is not None and r.kind == "wrapper"
     )
     timeline = tuple(moments(scene.events, PHASES))
+    findings = [_with_skew(f, skew) for f in findings]
     return Diagnosis(
-        tuple(findings), wrapped[:12], left.outcome, attempts, skew, timeline, record.lines, record.size_bytes
+        tuple(findings),
+        wrapped[:12],
+        left.outcome,
+        attempts,
+        skew,
+        timeline,
+        hints(events),
+        record.lines,
+        record.size_bytes,
+    )
+
+
+def _with_skew(finding: Finding, skew: dict[str, float]) -> Finding:
+    """A node that is declared dead while its clock is wrong may only be late by its clock."""
+    if finding.cause != "ray-node-lost" or not skew:
+        return finding
+    clocks = "; ".join(f"{node or 'the driver'} {seconds:+.0f} s" for node, seconds in skew.items())
+    return replace(
+        finding, summary=f"{finding.summary} The clocks differ ({clocks}): set up NTP on every node."
     )
 
 

@@ -14,14 +14,8 @@ from itertools import pairwise
 
 from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
 from longspan.doctor.rules.rule import Mark, Rule
+from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
-_DIGITS = b"0123456789"
-_KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz_" + bytes(range(128, 256))
-# Every byte of a word in lower case, everything else a space.
-_WORD_BYTES = bytes(
-    ord(chr(b).lower()) if b < 128 and chr(b).lower().encode() in _KEPT else b if b in _KEPT else 32
-    for b in range(256)
-)
 SHAPES_LIMIT = 30_000
 LINE_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 20_000
@@ -32,15 +26,9 @@ SHAPE_BUDGET = 400
 QUOTE_LIMIT_LINES = 200
 # Marks that come with every request or every ten seconds: of one shape in one block, the first line and the last few
 # are enough to know when the server last worked and whether it stalls.
-LAZY = frozenset({"request-ok", "health-ok", "throughput", "throughput-zero"})
+LAZY = frozenset({"request-ok", "health-ok", "throughput", "throughput-zero", "throughput-idle", "queue"})
 LAZY_LAST = 4
 
-_QUANTIFIER = re.compile(r"\{\d*,?\d*\}|\[[^\]]*\]|\\\d|\(\?P<\w+>|\\d")
-# Where a user's own words begin: everything after it is quoted, not reported.
-_QUOTED = re.compile(
-    r"(?:[Rr]eceived request|Generated (?:text|response|output)|Request body|request body)\b|\b[Pp]rompt(?: ?token[_ ]ids)?['\"]?: ?['\"\[]|\bprompt=['\"]"
-    r"|[\"']?(?:content|messages|input|prompt|text|arguments)[\"']: ?[\"'\[]|SamplingParams\("
-)
 _REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
 
 
@@ -70,55 +58,6 @@ class Hit:
     def node(self) -> str:
         """The node of the line: named by itself, else the section or file that it stands in."""
         return self.head.node or self.section
-
-
-_TOKEN = re.compile(r"\\d(?:[+*?]|\{[\d,]*\})?|\\.|\{[\d,]*\}|\(\?P<\w+>|\[[^\]]*\]|\d+")
-
-
-def relaxed(pattern: str) -> str | None:
-    """The pattern with any digits in place of its own, or None where a negative look-ahead forbids digits.
-
-    Whatever digits a line of some shape holds, it can only match the pattern if the shape matches this.
-    """
-    if re.search(r"\(\?<?![^)]*\d", pattern):
-        return None
-
-    def loose(match: re.Match[str]) -> str:
-        token = match[0]
-        digits = token.isdigit() or token.startswith("\\d") or re.fullmatch(r"\[[\d-]+\]", token) is not None
-        return r"\d*" if digits else token
-
-    return _TOKEN.sub(loose, pattern)
-
-
-class _Entry:
-    """A rule or mark and its pattern, compiled when it is first needed: most logs need a few of them.
-
-    `digits`: the pattern names digits, so that a shape, which has none, cannot rule it out by the pattern itself.
-    """
-
-    __slots__ = ("_compiled", "_loose", "digits", "rule")
-
-    def __init__(self, rule: Rule | Mark) -> None:
-        self.rule = rule
-        self.digits = any(c.isdigit() for c in _QUANTIFIER.sub("", rule.pattern))
-        self._compiled: re.Pattern[str] | None = None
-        self._loose: re.Pattern[str] | None = None
-
-    def possible(self, text: str) -> bool:
-        """Whether some line of this line's shape could match."""
-        if not self.digits:
-            return self.pattern.search(text) is not None
-        if self._loose is None:
-            loose = relaxed(self.rule.pattern)
-            self._loose = re.compile("" if loose is None else loose)
-        return self._loose.search(text) is not None
-
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        if self._compiled is None:
-            self._compiled = re.compile(self.rule.pattern)
-        return self._compiled
 
 
 @dataclass(slots=True)
@@ -160,37 +99,13 @@ def evidence_text(text: str, start: int, end: int) -> str:
     return text[begin : begin + max(EVIDENCE_LIMIT, min(end - start, EVIDENCE_LIMIT))].strip()
 
 
-_QUOTE_BEGINS = re.compile(
-    rb"\b[Pp]rompt['\"]?: ?(['\"])|\bprompt=(['\"])|[\"'](?:content|prompt)[\"']: ?([\"'])"
-)
-
-
-def _unquoted(text: bytes) -> tuple[bytes, bool]:
-    """The part of a line before a user's own words, and whether those go on in the next line."""
-    if b"rompt" not in text and b"content" not in text and b"eceived request" not in text:
-        return text, False
-    begin = _QUOTE_BEGINS.search(text)
-    if begin is None:
-        at = text.find(b"eceived request")
-        return (text[: at - 1], False) if at > 0 else (text, False)
-    mark = begin[begin.lastindex or 1]
-    rest = text[begin.end() :]
-    return text[: begin.start()], rest.count(mark) == rest.count(b"\\" + mark)
-
-
-def _is_open(text: str, at: int) -> bool:
-    """Whether the quotation that begins at `at` does not end on this line."""
-    mark = text[at]
-    return mark in "'\"" and text.count(mark, at + 1) == text.count("\\" + mark, at + 1)
-
-
 class Scanner:
     """Feeds on blocks of bytes; `record()` returns what was found."""
 
     def __init__(self, rules: Sequence[Rule], marks: Sequence[Mark]) -> None:
         self._index: dict[bytes, list[int]] = {}
         entries: list[Rule | Mark] = [*rules, *marks]
-        self._table = [_Entry(entry) for entry in entries]
+        self._table = [Entry(entry) for entry in entries]
         for number, entry in enumerate(entries):
             for word in entry.words.split():
                 self._index.setdefault(word.encode(), []).append(number)
@@ -231,7 +146,7 @@ class Scanner:
         later: dict[bytes, deque[int]] = {}  # shape of a lazy line -> its last indices in this block
         self._direction(lines, line)
         start, section_box = self._order - line, [section]
-        for i, shape in enumerate(block.translate(None, _DIGITS).split(b"\n")[: len(lines)]):
+        for i, shape in enumerate(block.translate(None, DIGITS).split(b"\n")[: len(lines)]):
             wanted = shapes.get(shape)
             if wanted is None:
                 wanted = self._new_shape(shape, lines[i])
@@ -257,8 +172,8 @@ class Scanner:
         return line + len(lines), section_box[0]
 
     def _new_shape(self, shape: bytes, text: bytes) -> tuple[int, ...]:
-        text, opened = _unquoted(text[:TEXT_LIMIT])
-        found = self._keys.intersection(text.translate(_WORD_BYTES).split())
+        text, opened = unquoted(text[:TEXT_LIMIT])
+        found = self._keys.intersection(text.translate(WORD_BYTES).split())
         wanted: tuple[int, ...] = (self._quote,) if opened else ()
         if found and not opened:
             decoded = text.decode("utf-8", "replace")
@@ -306,14 +221,14 @@ class Scanner:
                 if match is None:
                     continue
                 if head is None:
-                    quoted = _QUOTED.search(text)
+                    quoted = QUOTED.search(text)
                     head = parse_head(text)
                     if head.time_seconds is None:
                         clock.look_back(lines, i, line)
                     else:
                         clock.time_seconds, clock.line, clock.node = head.time_seconds, number, head.node
                 if rule.id == "quote":
-                    if _is_open(text, match.end() - 1):
+                    if is_open(text, match.end() - 1):
                         self._quote_open_until = number + QUOTE_LIMIT_LINES
                     continue
                 if quoted is not None and quoted.start() < match.start():

@@ -91,6 +91,10 @@ def watchdog(event: Event, rule: Rule, scene: Scene) -> Guess:
         return Guess(
             "nccl-peer-died-first", 0.78, ("collective-hang",), f"no watchdog line of rank {missing}"
         )
+    if scene.of("no-gpudirect") and result.verdict in ("equal", "one-rank"):
+        note = "GPUDirect RDMA is off on a node that uses InfiniBand"
+        remedy = "Load nvidia_peermem (or a kernel with DMA-BUF) on every node and look for GDRDMA in NCCL_DEBUG=INFO; else NCCL_IB_DISABLE=1."
+        return Guess("collective-hang", 0.8, ("nccl-peer-died-first",), note, remedy)
     if result.verdict == "equal":
         return Guess(
             "collective-hang",
@@ -203,6 +207,12 @@ def cannot_assign(event: Event, rule: Rule, scene: Scene) -> Guess:
 def hang_phase(event: Event, rule: Rule, scene: Scene) -> Guess:
     """Before the communicators stand it hangs in their set-up; after, in a collective; while loading it may just be slow."""
     phase, count = scene.phase_before(event), sum(e.hit.count for e in scene.of(rule.id))
+    if (
+        rule.id == "shm-broadcast"
+        and phase >= 10
+        and not scene.of("throughput-zero", "rpc-timeout", "engine-dead")
+    ):
+        return Guess("collective-hang", 0.45, ("insufficient-evidence",), "an idle engine writes this too")
     if scene.of("rendezvous", "autotune-start") and phase < 9:
         return Guess("nccl-init-hang", 0.7, ("collective-hang",))
     if phase in (3, 4):
