@@ -32,6 +32,7 @@ FOLLOW_UPS = frozenset(
 FOLLOW_UP_SECONDS = 45.0
 ALTERNATIVES = 2
 WORTH_SAYING = 0.1
+NOT_ENOUGH = 0.6
 EVIDENCE_LINES = 4
 
 
@@ -177,8 +178,11 @@ def _weighed(candidates: list[_Candidate]) -> list[_Candidate]:
             if not candidate.root and not any(_followed_up(r, [candidate]) for r in roots):
                 candidate.score = min(candidate.score * 0.6, best - 0.1)
     for candidate in candidates:
-        if candidate.cause == "insufficient-evidence" and len(candidates) > 1:
-            candidate.score *= 0.5
+        if candidate.cause == "insufficient-evidence":
+            # Alone, "not enough to tell" is a verdict of its own; beside a cause it is a reservation.
+            candidate.score = (
+                candidate.score * 0.5 if len(candidates) > 1 else max(candidate.score, NOT_ENOUGH)
+            )
     return candidates
 
 

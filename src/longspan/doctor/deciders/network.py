@@ -127,7 +127,7 @@ def nccl_generic(event: Event, rule: Rule, scene: Scene) -> Guess:
     return default(event, rule, scene)
 
 
-_GID = re.compile(r"(local|remote) ?[Gg][Ii][Dd]s?:? (?!index)(?P<gid>[0-9a-fA-F:.]+)")
+_GID = re.compile(r"(local|remote) ?[Gg][Ii][Dd]s?:? ?(?!index| index)(?P<gid>[0-9a-fA-F:.]+)")
 
 
 def _gids(text: str) -> tuple[str, str]:

@@ -102,6 +102,18 @@ def placement(event: Event, rule: Rule, scene: Scene) -> Guess:
                 ("placement-group-unsatisfied",),
                 f"{used:g} of {total:g} GPUs are in use",
             )
+    bare = [
+        r
+        for e in scene.of("node-resources")
+        if "'CPU'" in (r := e.hit.groups["resources"] or "") and "GPU" not in r
+    ]
+    if bare and "pending" not in event.hit.text:
+        return Guess(
+            "gpu-not-visible-to-ray",
+            0.8,
+            ("placement-group-unsatisfied",),
+            "a node of the cluster offers no GPU",
+        )
     if _HELD.search(event.hit.text):
         return Guess("stale-placement-group", 0.85, ("placement-group-unsatisfied",))
     return default(event, rule, scene)

@@ -46,6 +46,12 @@ RULES: tuple[Rule, ...] = (
         "allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)",
         source="https://github.com/pytorch/pytorch/blob/main/c10/core/CPUAllocator.cpp",
     ),
+    Rule(
+        id="cpu-memory", cause="oom-host-ram", words="available", weight=0.75, launch_only=True,
+        pattern=r"Available memory on node \d+ .{0,60}less than desired CPU memory utilization",
+        example="ValueError: Available memory on node 0 (3.1/31.0 GiB) on startup is less than desired CPU memory utilization (0.9, 27.9 GiB).",
+        source="vllm 0.32.0 source: vllm/v1/worker/cpu_worker.py", versions="CPU build",
+    ),
     # Killed, and the log does not say why.
     Rule(
         id="worker-proc-died", cause="worker-killed", kind="symptom", decide="worker_exit", words="died", weight=0.75,

@@ -223,6 +223,11 @@ MARKS: tuple[Mark, ...] = (
         example=" 8.0/8.0 GPU (8.0 used of 8.0 reserved in placement groups)",
     ),
     Mark(
+        id="node-resources", means="resources", words="node",
+        pattern=r"(?P<resources>\{[^{}]*'node:[\d.]+'[^{}]*\})",
+        example="Total: {'CPU': 96.0, 'memory': 1.0e12, 'node:10.0.0.12': 1.0}",
+    ),
+    Mark(
         id="driver-version", means="driver", words="driver",
         pattern=r"Driver Version: (?P<driver>\d+\.\d+[\d.]*)",
         example="| NVIDIA-SMI 535.161.07   Driver Version: 535.161.07   CUDA Version: 12.2 |",

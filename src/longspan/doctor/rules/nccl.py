@@ -154,6 +154,14 @@ RULES: tuple[Rule, ...] = (
         "TCPStore, (maybe TCPStore server has shut down too early), with error: recvValue failed on SocketImpl(fd=74)",
         source=_VLLM + "32136",
     ),
+    Rule(
+        id="nccl-id-lost", cause="nccl-peer-died-first", kind="symptom", weight=0.65, words="nccluniqueid diststoreerror",
+        also=("port-blocked",),
+        pattern=r"retrieving ncclUniqueId from \[0\].{0,160}(?:[Tt]imeout|reset by peer|[Bb]roken pipe|closed)|DistStoreError: wait timeout after",
+        example="torch.distributed.DistBackendError: [12] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+        "key-value store by key '0', but store->get('0') got error: Socket Timeout",
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+    ),
     # A peer went away.
     Rule(
         id="nccl-peer-closed", cause="nccl-peer-died-first", kind="symptom", weight=0.75,

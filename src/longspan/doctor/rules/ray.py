@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="raylet-died", cause="ray-node-lost", words="raylet localrayletdiederror agent", weight=0.75, any_level=True,
         pattern=r"Raylet is terminated\. Termination is unexpected|[Rr]aylet exited (?:immediately|unexpectedly)|Ray agent failed"
-        r"|[Rr]aylet fate[- ]shares? with|LocalRayletDiedError|local raylet died|[Rr]aylet (?:is )?unavailable|raylet died",
+        r"|[Rr]aylet fate[- ]shares? with|LocalRayletDiedError|local raylet died|[Rr]aylet (?:is )?unavailable|raylet died|Unable to register worker with raylet",
         example="The raylet exited immediately because the Ray agent failed. The raylet fate shares with the agent.",
         source=_RAY + "29412", question="What do dashboard_agent.log and raylet.err of that node say?",
     ),
@@ -126,6 +126,12 @@ RULES: tuple[Rule, ...] = (
         also=("host-ip-mismatch",),
         example="RuntimeError: Ray does not allocate any GPUs on the driver node. Driver IP: 10.0.0.9, worker IPs: ['10.0.0.11'].",
         source=_VLLM + "7815",
+    ),
+    Rule(
+        id="dp-master-missing", cause="host-ip-mismatch", words="dp", weight=0.7, also=("ray-node-lost",),
+        pattern=r"The DP master node \(ip: \S+\) is missing or dead",
+        example="AssertionError: The DP master node (ip: 10.0.0.9) is missing or dead",
+        source="vllm 0.32.0 source: vllm/v1/engine/utils.py", question="Is --data-parallel-address an address that `ray list nodes` knows?",
     ),
     Rule(
         id="node-no-gpu", cause="gpu-not-visible-to-ray", decide="node_no_gpu", words="current_node_resource node", weight=0.85,
