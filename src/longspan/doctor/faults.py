@@ -11,6 +11,8 @@ from longspan.doctor.timeline import Event
 Outcome = Literal["serves", "stopped", "failed", "open"]
 # A server that still makes tokens this long after an error has survived it.
 SURVIVED_SECONDS = 20.0
+# How long the traceback of a tolerated exception is.
+TOLERATED_LINES = 40
 # Faults that stay faults on a server that goes on: the kernel's word about hardware and killed processes.
 STICKY = frozenset({"gpu-ecc", "kernel-oom", "container-oom", "node-marked-dead"})
 
@@ -53,6 +55,17 @@ class _Timeline:
             if isinstance(e.rule, Mark) and e.rule.means in ("serving", "stalled", "idle")
         ]
         return bool(said) and said[-1].rule.id == "throughput-idle"
+
+    def tolerated(self, event: Event) -> bool:
+        """Whether the event stands in the traceback of something that is done without."""
+        hit = event.hit
+        return any(
+            e.hit.file == hit.file
+            and e.hit.head.pid == hit.head.pid
+            and 0 <= hit.line - e.hit.line <= TOLERATED_LINES
+            for e in self.events
+            if isinstance(e.rule, Mark) and e.rule.means == "tolerated"
+        )
 
     def progress_after(self, event: Event, phase: int) -> bool:
         """Whether the launch went beyond a phase after the event."""
@@ -141,6 +154,10 @@ def _healed(event: Event, line: _Timeline) -> bool:
 def _counts(event: Event, rule: Rule, line: _Timeline, stop: Event | None, ready: bool) -> bool:
     if not _believed(event):
         return False
+    if line.tolerated(event):
+        return False
+    if rule.kind == "generic" and event.hit.head.level == "WARNING":
+        return False  # a warning that mentions an exception reports none
     if stop is not None and line.place[id(event)] > line.place[id(stop)]:
         return False
     if rule.launch_only and ready:

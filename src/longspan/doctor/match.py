@@ -32,7 +32,7 @@ FOLLOW_UPS = frozenset(
 FOLLOW_UP_SECONDS = 45.0
 ALTERNATIVES = 2
 WORTH_SAYING = 0.1
-NOT_ENOUGH = 0.6
+NOT_ENOUGH, FAINT = 0.6, 0.35
 EVIDENCE_LINES = 4
 
 
@@ -177,12 +177,11 @@ def _weighed(candidates: list[_Candidate]) -> list[_Candidate]:
         for candidate in candidates:
             if not candidate.root and not any(_followed_up(r, [candidate]) for r in roots):
                 candidate.score = min(candidate.score * 0.6, best - 0.1)
+    others = max((c.score for c in candidates if c.cause != "insufficient-evidence"), default=0.0)
     for candidate in candidates:
         if candidate.cause == "insufficient-evidence":
-            # Alone, "not enough to tell" is a verdict of its own; beside a cause it is a reservation.
-            candidate.score = (
-                candidate.score * 0.5 if len(candidates) > 1 else max(candidate.score, NOT_ENOUGH)
-            )
+            # Beside nothing but faint guesses "not enough to tell" is the verdict; beside a cause it is a reservation.
+            candidate.score = candidate.score * 0.5 if others >= FAINT else NOT_ENOUGH
     return candidates
 
 

@@ -211,6 +211,13 @@ MARKS: tuple[Mark, ...] = (
         pattern=r"/shared_memory\.py\"|/shm_broadcast\.py\"|SharedMemory\(",
         example='  File "/usr/lib/python3.11/multiprocessing/shared_memory.py", line 104, in __init__',
     ),
+    # What follows is told and borne: a side service that is done without.
+    Mark(
+        id="tolerated", means="tolerated", words="metrics ignored usage telemetry",
+        pattern=r"[Ee]xception occurred while starting the metrics server|Exception ignored in\b|Failed to (?:start|launch) (?:the )?metrics"
+        r"|Failed to (?:report|send|collect) (?:usage|telemetry)",
+        example="2026-11-30 17:48:10,283\tERROR monitor.py:218 -- An exception occurred while starting the metrics server.",
+    ),
     # What the decisions ask for.
     Mark(
         id="nccl-bootstrap", means="address", words="bootstrap",
