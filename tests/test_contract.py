@@ -66,6 +66,9 @@ IO_MODULES = {
     "gateway.upstream",
     "gateway.watch",
     "gateway.workers",
+    "doctor.collect",
+    "doctor.bundle",
+    "doctor.live",
 }
 IMPURE_IMPORTS = {
     "ray", "vllm", "torch", "transformers", "aiohttp", "httptools", "uvloop", "asyncio", "subprocess",
