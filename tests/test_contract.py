@@ -27,7 +27,6 @@ IO_MODULES = {
     "host",
     "model.demo",
     "model.demo_convert",
-    "doctor.collect",
     "launch.cpu_platform",
     "launch.cpu_platform_class",
     "launch.digest",
@@ -66,7 +65,6 @@ IO_MODULES = {
     "gateway.upstream",
     "gateway.watch",
     "gateway.workers",
-    "doctor.collect",
     "doctor.bundle",
     "doctor.live",
 }

@@ -169,9 +169,7 @@ class Controller:
 
     async def _ask(self, ask: Ask) -> None:
         try:
-            value = await asking.ask(
-                ask, self.machine, self.api_key, self.engine_key
-            )
+            value = await asking.ask(ask, self.machine, self.api_key, self.engine_key)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
             await self.feed(Answered(ask.call, error=f"{type(error).__name__}: {error}"))
             return
