@@ -8,6 +8,7 @@ replayed. The controller's loop feeds it and does what it says; a test feeds it 
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -797,10 +798,21 @@ class Steps:
         return f" Not answered: {', '.join(sorted(self.waiting))}." if self.waiting else ""
 
 
+_PREFIX = re.compile(r"^(?:\([^)]*\) ?)+")
+_EXCEPTION = re.compile(
+    r"^(?:\([^)]*\) ?)*(?:[\w.]+\.)?\w*(?:Error|Exception|Exit)\b: \S|\bERROR\b.*\b\w+(?:Error|Exception)\b: "
+)
+
+
 def _cause(tail: list[str]) -> str:
-    """The line of a log that most likely says why: the first error, not the last wrapper."""
-    for line in tail:
-        text = strip_colour(line)
-        if ("Error" in text or "error:" in text) and "Traceback" not in text:
-            return f"Its log says: {text.strip()[:400]}"
-    return f"Its last line: {strip_colour(tail[-1]).strip()[:400]}" if tail else "It wrote no log."
+    """The lines of a log that most likely say why: the first exception's, not the last wrapper's."""
+    lines = [strip_colour(line).rstrip() for line in tail]
+    for index, line in enumerate(lines):
+        if _EXCEPTION.search(line) and " WARNING " not in line:
+            # pydantic says what is wrong in the line below, indented.
+            below = lines[index + 1] if index + 1 < len(lines) else ""
+            below = _PREFIX.sub("", below)
+            more = below.strip() if below[:1].isspace() else ""
+            return f"Its log says: {_PREFIX.sub('', line)} {more}".rstrip()[:600]
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"Its last line: {last.strip()[:400]}" if last else "It wrote no log."
