@@ -175,6 +175,7 @@ class ModelFacts:
         kv_dtype: of the KV cache as the checkpoint asks for it: `auto` (the activation dtype) or `fp8`.
         mtp_layers: multi-token-prediction layers in the file; not loaded unless speculative decoding is on.
         final_params: norms and the like outside layers and embeddings.
+        rope_values: values of the rotary tables that every rank keeps.
         weight_file_bytes: bytes of the safetensors files, where known from an index.
     """
 
@@ -193,8 +194,7 @@ class ModelFacts:
     mtp_layers: int = 0
     final_params: int = 0
     position_params: int = 0
-    per_layer_vocab: int = 0
-    layer_prefix: str = "model.layers"
+    rope_values: int = 0
     weight_file_bytes: int | None = None
     weight_file_source: str = ""
 

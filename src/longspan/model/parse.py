@@ -10,6 +10,7 @@ from longspan.model.facts import ModelFacts
 from longspan.model.fields import Fields
 from longspan.model.parse_layers import parse_layers
 from longspan.model.parse_quantisation import kv_dtype, parse_quantisation
+from longspan.model.rope import rope_values
 from longspan.model.tower import parse_tower
 
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -58,6 +59,7 @@ def parse_config(
         tower=parse_tower(config, hidden),
         mtp_layers=f.optional("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
         final_params=hidden * (2 if f.type in known.LAYER_NORM else 1),
+        rope_values=rope_values(f),
         position_params=hidden * f.optional("n_positions") if f.type == "gpt2" else 0,
     )
 

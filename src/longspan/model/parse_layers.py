@@ -46,7 +46,11 @@ def layer_count(f: Fields) -> int:
 
 
 def _kinds(f: Fields, count: int) -> list[str]:
-    """A word for each layer's mixer."""
+    """A word for each layer's mixer: listed layer by layer, or given by a period."""
+    return _listed_kinds(f, count) or _periodic_kinds(f, count)
+
+
+def _listed_kinds(f: Fields, count: int) -> list[str] | None:
     pattern = f.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         unknown = sorted(set(pattern) - set(_PATTERN))
@@ -55,29 +59,29 @@ def _kinds(f: Fields, count: int) -> list[str]:
                 f"hybrid_override_pattern has unknown letters {unknown}.", "Known are M, *, - and E."
             )
         return f.per_layer([_PATTERN[c] for c in pattern], count, "hybrid_override_pattern")
-    for name in ("layers_block_type", "layer_types", "attention_types_expanded"):
+    for name in ("layers_block_type", "layer_types"):
         if isinstance(f.get(name), list):
             return [str(x) for x in f.per_layer(f.get(name), count, name)]
-    if isinstance(f.get("hybrid_layer_pattern"), list):
-        flags = f.per_layer(f.get("hybrid_layer_pattern"), count, "hybrid_layer_pattern")
-        return ["sliding_attention" if x else "full_attention" for x in flags]
-    if isinstance(f.get("attn_type_list"), list):
-        return [
-            "attention" if x else "linear"
-            for x in f.per_layer(f.get("attn_type_list"), count, "attn_type_list")
-        ]
+    for name, on, off in (
+        ("hybrid_layer_pattern", "sliding_attention", "full_attention"),
+        ("attn_type_list", "attention", "linear"),
+    ):
+        if isinstance(f.get(name), list):
+            return [on if x else off for x in f.per_layer(f.get(name), count, name)]
     linear = f.get("linear_attn_config")
     if linear and linear.get("kda_layers"):
         return ["kda" if i + 1 in set(linear["kda_layers"]) else "full_attention" for i in range(count)]
+    return None
+
+
+def _periodic_kinds(f: Fields, count: int) -> list[str]:
     if f.get("full_attention_interval") and f.get("linear_num_value_heads"):
         every = f.count("full_attention_interval")
         return ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(count)]
     if f.get("attention_chunk_size") and f.get("no_rope_layer_interval", "no_rope_layers"):
-        flags = (
-            f.get("no_rope_layers") or []
-        )  # 0 marks a layer without rotary embedding: it attends to everything
         every = f.optional("no_rope_layer_interval") or 4
-        flags = flags or [(i + 1) % every != 0 for i in range(count)]
+        # 0 marks a layer without rotary embedding: it attends to everything
+        flags = f.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
         return [
             "chunked_attention" if x else "full_attention"
             for x in f.per_layer(flags, count, "no_rope_layers")
@@ -86,13 +90,11 @@ def _kinds(f: Fields, count: int) -> list[str]:
         every = f.count("sliding_window_pattern")
         return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
     if f.get("attn_layer_period"):
-        offset = f.optional("attn_layer_offset")
-        return ["attention" if i % f.count("attn_layer_period") == offset else "mamba" for i in range(count)]
+        period, offset = f.count("attn_layer_period"), f.optional("attn_layer_offset")
+        return ["attention" if i % period == offset else "mamba" for i in range(count)]
     if f.get("sliding_window") and f.get("use_sliding_window", default=True) and not f.get("compress_ratios"):
-        if "max_window_layers" in f.config:  # Qwen2: layers from max_window_layers on slide
-            first = f.optional("max_window_layers")
-            return ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
-        return ["sliding_attention"] * count
+        first = f.optional("max_window_layers")  # Qwen2: layers from this one on slide; absent: all
+        return ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
     return ["full_attention"] * count
 
 
@@ -103,10 +105,10 @@ def _layer(f: Fields, index: int, kind: str, one_part: bool) -> Layer:
     if one_part:
         feeds = (_experts(f),) if kind == "moe" else (_dense(f),) if kind in {"mlp", "ffn"} else ()
         return Layer(None if feeds else _mixer(f, index, kind), feeds, norm_params)
-    return Layer(_mixer(f, index, kind), _feeds(f, index), norm_params + _extra_norms(f, index, hidden))
+    return Layer(_mixer(f, index, kind), _feeds(f, index), norm_params + _extra_norms(f, hidden))
 
 
-def _extra_norms(f: Fields, index: int, hidden: int) -> int:
+def _extra_norms(f: Fields, hidden: int) -> int:
     """Norms that only some blocks have: Gemma-4's second feed-forward branch (router scale and three norms)."""
     return 4 * hidden if f.get("enable_moe_block") else 0
 

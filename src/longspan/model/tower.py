@@ -8,9 +8,21 @@ from longspan.model.facts import Tower
 
 _KEYS = ("vision_config", "vision_tower_config", "audio_config")
 
+# Encoders of types whose configs circulate without their vision_config, as transformers' published models state it.
+_DEFAULT_VISION: dict[str, dict[str, Any]] = {
+    "llama4": {
+        "hidden_size": 1408, "num_hidden_layers": 34, "num_attention_heads": 16, "intermediate_size": 5632,
+        "patch_size": 14, "image_size": 336, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
+        "projector_output_dim": 4096, "hidden_act": "gelu",
+    },
+}  # fmt: skip
+
 
 def parse_tower(config: Mapping[str, Any], text_hidden: int) -> Tower | None:
     """The encoders beside the text model, or None. A sub-config without sizes is counted as unknown (0 parameters)."""
+    default = _DEFAULT_VISION.get(str(config.get("model_type")))
+    if default and "vision_config" not in config:
+        config = {**config, "vision_config": default}
     towers = [_one(config, config[key], text_hidden) for key in _KEYS if isinstance(config.get(key), Mapping)]
     found = [tower for tower in towers if tower is not None]
     if not found:

@@ -170,11 +170,8 @@ def _recurrent(facts: ModelFacts, i: int, m: Recurrent) -> list[Matrix]:
             ),
             _linear(facts, i, "recurrent", "mixer.out_proj", hidden, values, "row"),
         ]
-        return found + [
-            Matrix(
-                "recurrent", "mixer.head_params", values + m.conv_channels + 3 * m.value_heads, 1, "column"
-            )
-        ]
+        size = values + m.conv_channels + 3 * m.value_heads
+        return [*found, Matrix("recurrent", "mixer.head_params", size, 1, "column")]
     found += [
         _linear(facts, i, "recurrent", "linear_attn.in_proj_qkv", 2 * keys + values, hidden, "column"),
         _linear(facts, i, "recurrent", "linear_attn.out_proj", hidden, values, "row"),
@@ -292,7 +289,7 @@ def matrices(facts: ModelFacts) -> tuple[tuple[Matrix, ...], ...]:
     if found is None:
         found = tuple(layer_matrices(facts, i) for i in range(len(facts.layers)))
         facts.__dict__["_matrices"] = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def layer_kinds(facts: ModelFacts) -> Counter[tuple[Matrix, ...]]:
