@@ -233,7 +233,13 @@ def simulate(
             after_first = requests[request_.number].output_tokens - 1
             tpot = (engine.now - request_.first_token) / after_first if after_first > 0 else 0.0
             served.append(
-                Served(request_.arrival, request_.first_token - request_.arrival, tpot, engine.now, after_first + 1)
+                Served(
+                    request_.arrival,
+                    request_.first_token - request_.arrival,
+                    tpot,
+                    engine.now,
+                    after_first + 1,
+                )
             )
             thinking.append((engine.step + 1, engine.now))
         engine.preempt()

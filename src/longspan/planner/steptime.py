@@ -6,7 +6,7 @@ Matrices and experts take the slower of reading and multiplying, with a soft cor
 plain arithmetic only, so that the calibration (`tools/calibrate_latency.py`) can evaluate them on arrays.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from longspan.cluster.catalog import GpuType
 from longspan.planner.simulate import Load
@@ -14,11 +14,10 @@ from longspan.planner.work import Matrices, StageWork
 
 # Sharpness of the corner of the roofline; 1 adds reading and multiplying, infinity takes the larger.
 _CORNER = 2.0
-SKEW = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class StepCosts:
     """Measured efficiencies of one GPU family under vLLM, and what a step costs beside its work.
 
     Attributes:
@@ -31,8 +30,8 @@ class Calibration:
         step_seconds, request_seconds, prompt_seconds: of the host for a step, each running request and each prompt.
         reduce_seconds: latency of an all-reduce over two GPUs on the fabric; `reduce_growth` for each doubling.
         link_share: of the link's rate that large collectives reach.
-        spread: ratio of the 90th to the 50th percentile of its errors, by quantity.
-        source: where it was calibrated; "" where it is carried over from another family.
+        expert_skew: routing is uneven: a batch of T tokens reaches as many experts as T**skew even ones would.
+        source: where it was calibrated; starts with "guess" where it is carried over from another family.
     """
 
     dense_read: float
@@ -51,8 +50,8 @@ class Calibration:
     reduce_seconds: float
     reduce_growth: float
     link_share: float
-    source: str = ""
-    spread: dict[str, float] = field(default_factory=dict)
+    expert_skew: float = 1.0
+    source: str = "guess"
 
 
 def peak_flops(gpu: GpuType, compute: str) -> float:
@@ -86,7 +85,7 @@ def matrices_seconds(
     return _corner(reading, operations / (peak_flops(gpu, part.compute) * multiply[part.compute]))
 
 
-def compute_seconds(work: StageWork, load: Load, gpu: GpuType, cal: Calibration) -> float:
+def compute_seconds(work: StageWork, load: Load, gpu: GpuType, cal: StepCosts) -> float:
     """Everything of a step that happens inside one GPU, without collectives and without the host."""
     tokens = load.prefill_tokens + load.decode_requests
     total = work.layers * cal.layer_seconds
@@ -97,8 +96,9 @@ def compute_seconds(work: StageWork, load: Load, gpu: GpuType, cal: Calibration)
         total = total + matrices_seconds(work.head, rows, gpu, cal.dense_read, cal.multiply)
     experts = work.experts
     if experts is not None:
-        coverage = 1 - (1 - experts.top_k / experts.count) ** (tokens**SKEW)
-        rows = tokens * experts.top_k / experts.count
+        routed = tokens * experts.groups
+        coverage = 1 - (1 - experts.top_k / experts.count) ** (routed**cal.expert_skew)
+        rows = routed * experts.top_k / experts.count
         total = total + experts.layers * cal.expert_layer_seconds
         total = total + matrices_seconds(
             experts.matrices, rows, gpu, cal.expert_read, cal.expert_multiply, coverage
@@ -111,25 +111,18 @@ def compute_seconds(work: StageWork, load: Load, gpu: GpuType, cal: Calibration)
             context = _smaller(context, load.decode_requests * cache.window)
         total = total + cache.prefill_flops * pairs / (gpu.bf16_flops * cal.attend)
         total = total + _corner(
-            cache.bytes_per_token * context / bandwidth, cache.decode_flops * context / (gpu.bf16_flops * cal.attend)
+            cache.bytes_per_token * context / bandwidth,
+            cache.decode_flops * context / (gpu.bf16_flops * cal.attend),
         )
     total = total + 2 * work.state_bytes * (load.decode_requests + load.prefill_requests) / bandwidth
     in_prefill = load.prefill_requests > 0
     return total + (work.layers * cal.prefill_layer_seconds + cal.mixed_seconds) * in_prefill
 
 
-def host_seconds(load: Load, cal: Calibration) -> float:
+def host_seconds(load: Load, cal: StepCosts) -> float:
     """Scheduling, sampling and detokenising of a step, as far as they do not overlap with the GPU."""
     return (
-        cal.step_seconds + load.decode_requests * cal.request_seconds + load.prefill_requests * cal.prompt_seconds
+        cal.step_seconds
+        + load.decode_requests * cal.request_seconds
+        + load.prefill_requests * cal.prompt_seconds
     )
-
-
-def reduce_seconds(count: int, message_bytes: float, ranks: int, link_bytes_per_second: float, cal: Calibration) -> float:
-    """`count` all-reduces of a message over `ranks` GPUs that share one link: latency plus the ring's traffic."""
-    if ranks <= 1:
-        return 0.0
-    doublings = (ranks - 1).bit_length() - 1
-    latency = cal.reduce_seconds + cal.reduce_growth * doublings
-    traffic = 2 * (ranks - 1) / ranks * message_bytes / (link_bytes_per_second * cal.link_share)
-    return count * (latency + traffic)

@@ -19,6 +19,7 @@ from longspan.model.facts import (
     Recurrent,
 )
 from longspan.plan import Layout
+from longspan.planner.rank_weights import stage_bounds
 
 # How the tensor cores compute with a weight stored in this scheme. Weight-only formats are multiplied in 16 bits.
 _COMPUTE = {"fp8": "fp8", "int8": "int8", "nvfp4": "fp4", "mxfp4": "mxfp4"}
@@ -45,16 +46,14 @@ class ExpertWork:
     Attributes:
         layers: how many layers have them. count, top_k: experts of a layer, and how many a token takes.
         matrices: all local experts of all these layers together.
-        share: the part of a token's expert work that this rank does (1 / ranks on average).
-        whole: whether each rank holds whole experts (EP): then load imbalance costs.
+        groups: attention groups (DP) whose tokens meet at these experts.
     """
 
     layers: int
     count: int
     top_k: int
     matrices: Matrices
-    share: float
-    whole: bool
+    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,9 @@ def _mixer_matrices(mixer: object, hidden: int) -> list[_Matrix]:
         head = mixer.nope_dim + mixer.rope_dim
         found = [
             _Matrix("self_attn.kv_a_proj_with_mqa", mixer.kv_lora_rank + mixer.rope_dim, hidden, "none"),
-            _Matrix("self_attn.kv_b_proj", mixer.heads * (mixer.nope_dim + mixer.v_dim), mixer.kv_lora_rank, "tp"),
+            _Matrix(
+                "self_attn.kv_b_proj", mixer.heads * (mixer.nope_dim + mixer.v_dim), mixer.kv_lora_rank, "tp"
+            ),
             _Matrix("self_attn.o_proj", hidden, mixer.heads * mixer.v_dim, "tp"),
         ]
         if mixer.q_lora_rank:
@@ -152,14 +153,19 @@ def _mixer_matrices(mixer: object, hidden: int) -> list[_Matrix]:
         return []
     indexer = mixer.indexer
     if indexer is not None and indexer.owns_cache:
-        found.append(_Matrix("self_attn.indexer", indexer.heads * indexer.head_dim + indexer.head_dim, hidden, "none"))
+        found.append(
+            _Matrix("self_attn.indexer", indexer.heads * indexer.head_dim + indexer.head_dim, hidden, "none")
+        )
     return found
 
 
 def _feed_matrices(feed: FeedForward | Experts, hidden: int) -> list[_Matrix]:
     if isinstance(feed, FeedForward):
         up = feed.intermediate * (2 if feed.gated else 1)
-        return [_Matrix("mlp.gate_proj", up, hidden, "tp"), _Matrix("mlp.down_proj", hidden, feed.intermediate, "tp")]
+        return [
+            _Matrix("mlp.gate_proj", up, hidden, "tp"),
+            _Matrix("mlp.down_proj", hidden, feed.intermediate, "tp"),
+        ]
     found = [_Matrix("mlp.gate", feed.count, hidden, "none")]
     if feed.shared_intermediate:
         up = feed.shared_intermediate * (2 if feed.gated else 1)
@@ -232,18 +238,6 @@ def profile(facts: ModelFacts) -> Profile:
     return _profile_of(id(facts), _Identity(facts))
 
 
-def stage_layers(layer_count: int, layout: Layout) -> list[int]:
-    """Layers of each stage: the layout's own partition, or vLLM's: the remainder goes to the stages before the last,
-    counted backwards from the second-last (`get_pp_indices`)."""
-    if layout.partition:
-        return list(layout.partition)
-    base, rest = divmod(layer_count, layout.pp)
-    sizes = [base] * layout.pp
-    for offset in range(rest):
-        sizes[(layout.pp - 2 - offset) % layout.pp] += 1
-    return sizes
-
-
 _CacheKey = tuple[int | None, float, float, float]
 
 
@@ -285,13 +279,13 @@ def _split(split: str, layout: Layout, facts: ModelFacts) -> float:
     return 1 / layout.tp
 
 
-def stage_work(facts: ModelFacts, layout: Layout, stage: int, kv_value_bytes: float | None = None) -> StageWork:
+def stage_work(
+    facts: ModelFacts, layout: Layout, stage: int, kv_value_bytes: float | None = None
+) -> StageWork:
     """What a rank of pipeline stage `stage` does in a step. `kv_value_bytes`: of the cache, by default the model's."""
     known = profile(facts)
     value_bytes = known.kv_value_bytes if kv_value_bytes is None else kv_value_bytes
-    sizes = stage_layers(len(facts.layers), layout)
-    first = sum(sizes[:stage])
-    members = range(first, first + sizes[stage])
+    members = range(*stage_bounds(facts, layout)[stage])
     dense: dict[str, list[float]] = {}
     caches: dict[_CacheKey, int] = {}
     expert_bytes = expert_values = state = 0.0
@@ -331,10 +325,11 @@ def stage_work(facts: ModelFacts, layout: Layout, stage: int, kv_value_bytes: fl
             experts[0].count,
             experts[0].top_k,
             Matrices(experts[1], expert_bytes, expert_values),
-            1 / ranks,
-            layout.ep,
+            layout.dp,
         ),
-        caches=tuple(CacheWork(n, w, size * n, pre * n, dec * n) for (w, size, pre, dec), n in caches.items()),
+        caches=tuple(
+            CacheWork(n, w, size * n, pre * n, dec * n) for (w, size, pre, dec), n in caches.items()
+        ),
         state_bytes=state,
         hidden_bytes=facts.hidden * facts.dtype_bytes,
         reductions=(mixers + feeds - exchanges) if layout.tp > 1 else 0,
