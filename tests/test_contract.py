@@ -25,6 +25,9 @@ ALLOWED = {("dashboard", "monitor")}
 # Modules that may do I/O. Everything else decides with what it is given.
 IO_MODULES = {
     "host",
+    "launch.digest",
+    "launch.prover",
+    "launch.reference",
     "cli.*",
     "model.fetch",
 }

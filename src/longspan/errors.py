@@ -102,3 +102,15 @@ class ControlPlaneError(LongspanError):
     """The controller or an agent does not answer."""
 
     exit_code = 22
+
+
+class ModelFetchError(ModelError):
+    """The model is neither a directory here nor in the built-in list, and Hugging Face did not give it."""
+
+    exit_code = 30
+
+
+class CalibrationError(LongspanError):
+    """A calibration file cannot be read, or holds nothing that could correct an estimate."""
+
+    exit_code = 31

@@ -9,7 +9,12 @@ from longspan import __version__
 from longspan.errors import LongspanError
 
 # verb -> (module, one line of help). The help stands here so that `longspan --help` imports no verb.
-VERBS: dict[str, tuple[str, str]] = {}
+VERBS: dict[str, tuple[str, str]] = {
+    "plan": ("longspan.cli.plan", "Model and cluster to layouts, with a receipt of every GiB on every GPU."),
+    "up": ("longspan.cli.up", "Serve a model: start everything, end with real tokens and a proof."),
+    "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
+    "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+}
 
 
 class LazyGroup(click.Group):

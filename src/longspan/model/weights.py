@@ -4,7 +4,6 @@ Shapes follow vLLM's model code: QKV and gate/up projections are column-parallel
 embeddings and head are split over the vocabulary padded to 64; norms, routers, MLA's down-projections and indexers stay whole.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
 from longspan.model.facts import (
@@ -227,18 +226,34 @@ def _dense(
     return found
 
 
-def _feed(facts: ModelFacts, i: int, feed: FeedForward | Experts) -> list[Matrix]:
+def _feed(facts: ModelFacts, i: int, feed: FeedForward | Experts, beside_dense: bool) -> list[Matrix]:
+    # Gemma-4's experts stand beside a dense `mlp` and have a name of their own.
+    block = "moe" if beside_dense else "mlp"
     if isinstance(feed, FeedForward):
         return _dense(facts, i, feed.intermediate, feed.gated, feed.bias, "mlp", "ffn")
     x = feed
     found = [
         _linear(
-            facts, i, "experts", "mlp.experts.0.up_proj", x.intermediate, x.width, "experts", count=x.count
+            facts,
+            i,
+            "experts",
+            f"{block}.experts.0.up_proj",
+            x.intermediate,
+            x.width,
+            "experts",
+            count=x.count,
         ),
         _linear(
-            facts, i, "experts", "mlp.experts.0.down_proj", x.width, x.intermediate, "experts", count=x.count
+            facts,
+            i,
+            "experts",
+            f"{block}.experts.0.down_proj",
+            x.width,
+            x.intermediate,
+            "experts",
+            count=x.count,
         ),
-        Matrix("router", "mlp.gate", x.count, facts.hidden),
+        Matrix("router", f"{block}.gate", x.count, facts.hidden),
     ]
     if x.gated:
         found.append(
@@ -246,7 +261,7 @@ def _feed(facts: ModelFacts, i: int, feed: FeedForward | Experts) -> list[Matrix
                 facts,
                 i,
                 "experts",
-                "mlp.experts.0.gate_proj",
+                f"{block}.experts.0.gate_proj",
                 x.intermediate,
                 x.width,
                 "experts",
@@ -256,12 +271,17 @@ def _feed(facts: ModelFacts, i: int, feed: FeedForward | Experts) -> list[Matrix
     if x.bias:
         found.append(
             Matrix(
-                "experts", "mlp.experts.bias", x.intermediate * (2 if x.gated else 1), 1, "experts", x.count
+                "experts",
+                f"{block}.experts.bias",
+                x.intermediate * (2 if x.gated else 1),
+                1,
+                "experts",
+                x.count,
             )
         )
-        found.append(Matrix("experts", "mlp.experts.down_bias", x.width, 1, "experts", x.count))
-        found += _whole("router", "mlp.gate.bias", x.count)
-    found += _whole("router", "mlp.correction_bias", x.count if x.correction_bias else 0, 4)
+        found.append(Matrix("experts", f"{block}.experts.down_bias", x.width, 1, "experts", x.count))
+        found += _whole("router", f"{block}.gate.bias", x.count)
+    found += _whole("router", f"{block}.correction_bias", x.count if x.correction_bias else 0, 4)
     if x.width != facts.hidden:
         found += [
             _linear(facts, i, "ffn", "mlp.fc1_latent_proj", x.width, facts.hidden, "whole"),
@@ -278,23 +298,29 @@ def layer_matrices(facts: ModelFacts, index: int) -> tuple[Matrix, ...]:
     layer: Layer = facts.layers[index]
     found = _mixer(facts, index, layer.mixer)
     for feed in layer.feeds:
-        found += _feed(facts, index, feed)
+        found += _feed(facts, index, feed, len(layer.feeds) > 1)
     found += _whole("norms", "norms", layer.norm_params + layer.extra_params)
     return tuple(found)
 
 
 def matrices(facts: ModelFacts) -> tuple[tuple[Matrix, ...], ...]:
     """Every layer's matrices, in layer order."""
-    found = facts.__dict__.get("_matrices")
+    kinds, index = layer_kinds(facts)
+    return tuple(kinds[k] for k in index)
+
+
+def layer_kinds(facts: ModelFacts) -> tuple[tuple[tuple[Matrix, ...], ...], tuple[int, ...]]:
+    """The different layers of a model, and which of them stands at each place. Computed once a model."""
+    found: tuple[tuple[tuple[Matrix, ...], ...], tuple[int, ...]] | None = facts.__dict__.get("_layer_kinds")
     if found is None:
-        found = tuple(layer_matrices(facts, i) for i in range(len(facts.layers)))
-        facts.__dict__["_matrices"] = found
+        order: dict[tuple[Matrix, ...], int] = {}
+        index = tuple(
+            order.setdefault(layer_matrices(facts, i), len(order)) for i in range(len(facts.layers))
+        )
+        found = (tuple(order), index)
+        # A frozen value keeps what was derived from it, as functools.cached_property does.
+        facts.__dict__["_layer_kinds"] = found
     return found
-
-
-def layer_kinds(facts: ModelFacts) -> Counter[tuple[Matrix, ...]]:
-    """How many layers hold the same matrices."""
-    return Counter(matrices(facts))
 
 
 def parameters(facts: ModelFacts) -> int:

@@ -6,6 +6,7 @@ of page sizes and grouping. Sizes are of one rank.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from longspan.model.facts import (
@@ -62,6 +63,11 @@ class Group:
     layers: tuple[int, ...]
     specs: tuple[Spec, ...]
 
+    @cached_property
+    def distinct(self) -> frozenset[Spec]:
+        """The different specs of the group."""
+        return frozenset(self.specs)
+
     def stage_bytes(self, start: int, end: int) -> int:
         """Bytes of one block on the stage that holds layers `start` to `end`."""
         return sum(s.page_bytes for i, s in zip(self.layers, self.specs, strict=True) if start <= i < end)
@@ -97,17 +103,19 @@ class CacheLayout:
     @property
     def block_size(self) -> int:
         """Tokens of the smallest block, as the old log line used it."""
-        return min((s.block_size for g in self.groups for s in g.specs if s.kind != "state"), default=BLOCK)
+        return min(
+            (s.block_size for g in self.groups for s in g.distinct if s.kind != "state"), default=BLOCK
+        )
 
 
-def _kv_bytes(facts: ModelFacts, kv_dtype: str) -> int:
-    """Bytes of one cached value: `auto` follows the checkpoint, then the activation dtype."""
+def kv_value_bytes(facts: ModelFacts, kv_dtype: str) -> float:
+    """Bytes of one cached value: `auto` follows the checkpoint, then the activation dtype. NVFP4 counts its scales."""
     asked = facts.kv_dtype if kv_dtype == "auto" else kv_dtype
-    return (
-        facts.dtype_bytes
-        if asked == "auto"
-        else DTYPE_BYTES.get("fp8" if asked.startswith("fp8") else asked, 2)
-    )
+    if asked == "auto":
+        return facts.dtype_bytes
+    if asked == "nvfp4":
+        return 0.5 + 1 / 16
+    return 1 if asked.startswith("fp8") else 2
 
 
 def state_bytes(m: Recurrent, tp: int, dtype_bytes: int, conv_bytes: int | None = None) -> int:
@@ -124,12 +132,12 @@ def state_bytes(m: Recurrent, tp: int, dtype_bytes: int, conv_bytes: int | None 
     return conv + state * DTYPE_BYTES.get(m.state_dtype, dtype_bytes)
 
 
-def _mixer_specs(facts: ModelFacts, m: object, tp: int, value: int, block: int) -> list[Spec]:
+def _mixer_specs(facts: ModelFacts, m: object, tp: int, value: float, block: int) -> list[Spec]:
     """The caches of one attention layer."""
     if isinstance(m, Attention):
         if m.reuses_cache:
             return []
-        page = block * max(1, m.kv_heads // tp) * (m.head_dim + m.v_head_dim) * value
+        page = int(block * max(1, m.kv_heads // tp) * (m.head_dim + m.v_head_dim) * value)
         if m.indexer:
             page += block * m.indexer.head_dim * facts.dtype_bytes
         if m.window:
@@ -139,7 +147,7 @@ def _mixer_specs(facts: ModelFacts, m: object, tp: int, value: int, block: int) 
         width = (m.kv_lora_rank + m.rope_dim) * value
         if m.indexer and value == 1:
             width = m.kv_lora_rank + m.kv_lora_rank // 128 * 4 + 2 * m.rope_dim  # fp8_ds_mla: 656 bytes
-        found = [Spec("full", block, block * width)]
+        found = [Spec("full", block, int(block * width))]
         if m.indexer and m.indexer.owns_cache:  # one FP8 key and a float scale per 128 values
             found.append(Spec("full", block, block * (m.indexer.head_dim + m.indexer.head_dim // 128 * 4)))
         return found
@@ -166,7 +174,7 @@ def layer_specs(
     version: Version = (0, 32, 0),
 ) -> list[list[Spec]]:
     """The cache specs of every layer on one rank; a layer may have none or two."""
-    value = _kv_bytes(facts, kv_dtype)
+    value = kv_value_bytes(facts, kv_dtype)
     sparse = any(isinstance(x.mixer, LatentAttention) and x.mixer.indexer for x in facts.layers)
     block = block_size or (SPARSE_BLOCK if sparse else BLOCK)
     recurrent = next((x.mixer for x in facts.layers if isinstance(x.mixer, Recurrent)), None)
@@ -209,24 +217,32 @@ def cache_layout(
     block_size: int | None = None,
     version: Version = (0, 32, 0),
 ) -> CacheLayout:
-    """Groups of layers as vLLM forms them.
+    """Groups of layers as vLLM forms them; computed once for each set of arguments.
 
     All of one kind: one group, whose block is the sum of its pages. Otherwise pages are unified and each kind is cut into groups
     of the smallest kind's number of layers (or of the largest's, if that is less than half as many again).
     """
-    flat = [
-        (i, s) for i, specs in enumerate(layer_specs(facts, tp, kv_dtype, block_size, version)) for s in specs
-    ]
+    known: dict[tuple[object, ...], CacheLayout] = facts.__dict__.setdefault("_cache_layouts", {})
+    key = (tp, kv_dtype, dcp, block_size, version >= STATES_ALIGNED)
+    if key not in known:
+        flat = [
+            (i, s)
+            for i, specs in enumerate(layer_specs(facts, tp, kv_dtype, block_size, version))
+            for s in specs
+        ]
+        known[key] = CacheLayout(tuple(_groups(facts, flat)), dcp)
+    return known[key]
+
+
+def _groups(facts: ModelFacts, flat: Sequence[tuple[int, Spec]]) -> list[Group]:
     if not flat:
-        return CacheLayout((), dcp)
-    kinds = {(s.kind, s.window, s.block_size) for _, s in flat}
-    if len(kinds) == 1:
-        return CacheLayout((Group(tuple(i for i, _ in flat), tuple(s for _, s in flat)),), dcp)
+        return []
+    if len({(s.kind, s.window, s.block_size) for _, s in flat}) == 1:
+        return [Group(tuple(i for i, _ in flat), tuple(s for _, s in flat))]
     if any(isinstance(x.mixer, CompressedAttention) for x in facts.layers):
-        return CacheLayout(tuple(_packed(flat)), dcp)
-    unified = _unify([s for _, s in flat])
+        return _packed(flat)
     buckets: dict[Spec, list[int]] = {}
-    for (i, _), s in zip(flat, unified, strict=True):
+    for (i, _), s in zip(flat, _unify([s for _, s in flat]), strict=True):
         buckets.setdefault(s, []).append(i)
     sizes = [len(layers) for layers in buckets.values()]
     size = max(sizes) if max(sizes) < 1.5 * min(sizes) else min(sizes)
@@ -234,7 +250,7 @@ def cache_layout(
     for spec, layers in buckets.items():
         count = ceil(len(layers) / size)
         groups += [Group(tuple(layers[k::count]), (spec,) * len(layers[k::count])) for k in range(count)]
-    return CacheLayout(tuple(groups), dcp)
+    return groups
 
 
 def _packed(flat: Sequence[tuple[int, Spec]]) -> list[Group]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from math import gcd
 
 from longspan.model.facts import Attention, CompressedAttention, Experts, FeedForward, ModelFacts, Recurrent
-from longspan.model.weights import VOCAB_PADDING, Matrix, matrices
+from longspan.model.weights import VOCAB_PADDING, Matrix, layer_kinds
 from longspan.plan import Layout, Rejection
 from longspan.planner.versions import Version
 
@@ -110,7 +110,7 @@ def fp8_blocks(facts: ModelFacts, layout: Layout, version: Version) -> Rejection
 
 def _distinct(facts: ModelFacts) -> Iterator[Matrix]:
     """Every different matrix of the model, once."""
-    return iter(dict.fromkeys(m for layer in dict.fromkeys(matrices(facts)) for m in layer))
+    return iter(dict.fromkeys(m for layer in layer_kinds(facts)[0] for m in layer))
 
 
 def _blocks_message(m: Matrix, tp: int, version: Version) -> str:

@@ -4,12 +4,12 @@ Follows vLLM's layers (read in 0.32). Experts are divided over `tp * dp` ranks w
 dense layers and shared experts are copied over DP.
 """
 
-from collections.abc import Iterable
+from collections import Counter
 from math import ceil
 
 from longspan.model.facts import LatentAttention, ModelFacts
 from longspan.model.quantisation import Scheme
-from longspan.model.weights import VOCAB_PADDING, Matrix, matrices
+from longspan.model.weights import VOCAB_PADDING, Matrix, layer_kinds
 from longspan.plan import Layout, Part
 from longspan.planner.versions import LATEST, Version
 
@@ -83,14 +83,13 @@ def _expert(m: Matrix, out: int, inp: int, value_bytes: int, version: Version) -
     return _stored(m.scheme, out, inp, value_bytes)
 
 
-def _absorbed(facts: ModelFacts, layout: Layout, layers: Iterable[int]) -> float:
+def _absorbed(facts: ModelFacts, layout: Layout, start: int, end: int) -> float:
     """MLA decodes with copies of the key and value up-projections, unpacked from `kv_b_proj` (vLLM `W_UK_T`, `W_UV`)."""
-    total = 0.0
-    for i in layers:
-        m = facts.layers[i].mixer
-        if isinstance(m, LatentAttention):
-            total += ceil(m.heads / layout.tp) * m.kv_lora_rank * (m.nope_dim + m.v_dim) * facts.dtype_bytes
-    return total
+    return sum(
+        count * ceil(m.heads / layout.tp) * m.kv_lora_rank * (m.nope_dim + m.v_dim) * facts.dtype_bytes
+        for m, count in Counter(x.mixer for x in facts.layers[start:end]).items()
+        if isinstance(m, LatentAttention)
+    )
 
 
 def padded_vocab(facts: ModelFacts) -> int:
@@ -115,16 +114,13 @@ def rank_weights(
     start, end = stage_bounds(facts, layout)[stage]
     value = facts.dtype_bytes
     sums: dict[str, float] = {}
-    all_layers = matrices(facts)
-    counted: dict[tuple[Matrix, ...], int] = {}
-    for i in range(start, end):
-        counted[all_layers[i]] = counted.get(all_layers[i], 0) + 1
-    for layer, count in counted.items():
-        for m in layer:
+    kinds, index = layer_kinds(facts)
+    for kind, count in Counter(index[start:end]).items():
+        for m in kinds[kind]:
             sums[m.part] = sums.get(m.part, 0.0) + count * matrix_bytes(
                 m, layout, value, redundant_experts, version
             )
-    absorbed = _absorbed(facts, layout, range(start, end))
+    absorbed = _absorbed(facts, layout, start, end) if facts.is_mla else 0.0
     if absorbed:
         sums["attention"] = sums.get("attention", 0.0) + absorbed
     first, last = stage == 0, stage == layout.pp - 1

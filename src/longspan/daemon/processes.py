@@ -1,0 +1,182 @@
+"""Starting processes and ending them whole: every process we started, everything it started, and nothing else.
+
+An agent makes itself the subreaper of its descendants, so that a daemon that lost its parent is still found below
+it. Processes that Ray starts in a cluster we only joined are not our descendants; they carry our mark in their
+environment. Both ways name processes by identity, never by what they are called.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from longspan.launch.words import MARK_VARIABLE
+
+_PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
+SHM = Path("/dev/shm")
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants are handed to this process instead of to init (prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process by pid and start time (clock ticks since boot), so that a reused pid is never mistaken for it."""
+
+    pid: int
+    start_ticks: int
+
+
+def identity(pid: int) -> Identity | None:
+    """The identity of a running process; None when there is none, or only a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (OSError, ValueError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else Identity(pid, int(fields[19]))
+
+
+def alive(process: Identity) -> bool:
+    """Whether that very process still runs."""
+    return identity(process.pid) == process
+
+
+def descendants(root: int) -> set[int]:
+    """All pids below `root`, itself left out."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            text = (entry / "stat").read_text()
+        except OSError:
+            continue
+        parent = int(text[text.rindex(")") + 2 :].split()[1])
+        children.setdefault(parent, []).append(int(entry.name))
+    found: set[int] = set()
+    queue = [root]
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            if child not in found:
+                found.add(child)
+                queue.append(child)
+    return found
+
+
+def marked(mark: str) -> set[int]:
+    """All pids whose environment at their start carried `LONGSPAN_MARK=<mark>`, ourselves left out.
+
+    Only processes in our own network namespace count: containers and lab hosts may share the process table.
+    """
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    own_net = _net_namespace("self")
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if (
+                wanted in (entry / "environ").read_bytes().split(b"\0")
+                and _net_namespace(entry.name) == own_net
+            ):
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _net_namespace(pid: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/net")
+
+
+def shm_files(pids: set[int]) -> set[Path]:
+    """The files under /dev/shm that these processes have mapped or open; vLLM's rings, Ray's object store."""
+    found: set[Path] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                path = line.split(None, 5)[-1]
+                if path.startswith("/dev/shm/") and not path.endswith(" (deleted)"):
+                    found.add(Path(path))
+    return found
+
+
+def end(pids: set[int], *, grace_seconds: float) -> set[int]:
+    """SIGTERM to each, then SIGKILL to those that remain after the grace.
+
+    Returns:
+        The pids that still run after the SIGKILL (uninterruptible in the kernel), which is worth a finding.
+    """
+    processes = {found for pid in pids if (found := identity(pid))}
+    _signal(processes, signal.SIGTERM)
+    _signal(processes, signal.SIGCONT)  # a frozen process takes no SIGTERM
+    remaining = _wait(processes, grace_seconds)
+    _signal(remaining, signal.SIGKILL)
+    return {process.pid for process in _wait(remaining, 5)}
+
+
+def _signal(processes: set[Identity], number: signal.Signals) -> None:
+    for process in processes:
+        if alive(process):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, number)
+
+
+def _wait(processes: set[Identity], seconds: float) -> set[Identity]:
+    deadline = time.monotonic() + seconds
+    while processes := {process for process in processes if alive(process)}:
+        if time.monotonic() > deadline:
+            break
+        reap()
+        time.sleep(0.05)
+    return processes
+
+
+def reap() -> None:
+    """Collects adopted children that ended; children of `subprocess` are left to it."""
+    known = {child.pid for child in _started if child.returncode is None}
+    for pid in descendants(os.getpid()):
+        if pid not in known:
+            with contextlib.suppress(ChildProcessError, OSError):
+                os.waitpid(pid, os.WNOHANG)
+    for child in _started:
+        child.poll()
+
+
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def start(
+    argv: Sequence[str], *, env: Mapping[str, str], mark: str, log: Path, stdin: str = ""
+) -> subprocess.Popen[bytes]:
+    """Starts one process in a session of its own, its output appended to `log`, our mark in its environment."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    full_env = {**os.environ, **env, MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
+    with log.open("ab") as out:
+        child = subprocess.Popen(
+            list(argv),
+            env=full_env,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _started.append(child)
+    if stdin:
+        pipe: IO[bytes] | None = child.stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(stdin.encode())
+            pipe.close()
+    return child
