@@ -39,11 +39,11 @@ class Protocol:
 
 # The serving benchmark of vLLM as most published points use it: all clients start at once and that first burst counts,
 # lengths are drawn from 80 to 100 % of the nominal ones, ten requests a client.
-BURST = Protocol(10, 0, 0.8, 1.0, 1.3e-3, 3.2e-6)
+BURST = Protocol(10, 0, 0.8, 1.0, 1.56e-3, 3.35e-6)
 # A warm measurement that leaves out the first burst (the vLLM 0.12 points of the calibration were taken so).
-WARM = Protocol(10, 2, 0.8, 1.2, 20e-3, 20e-6)
+WARM = Protocol(10, 2, 0.8, 1.2, 25e-3, 100e-6)
 # What a user's request pays between its arrival at the server and the engine.
-SERVED = Protocol(10, 2, 1.0, 1.0, 1.3e-3, 3.2e-6)
+SERVED = Protocol(10, 2, 1.0, 1.0, 1.56e-3, 3.35e-6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,21 @@ from longspan.planner.steptime import StepCosts
 _POINTS = "silicon points of aiconfigurator @095f58a, cross-validated by configuration"
 
 HOPPER = StepCosts(
-    dense_read=0.8, expert_read=0.347, cache_read=0.827,
-    multiply={"bf16": 0.569, "fp8": 0.826, "fp4": 0.569, "mxfp4": 0.569, "int8": 0.6},
-    expert_multiply={"bf16": 0.16, "fp8": 0.1, "fp4": 0.16, "mxfp4": 0.2, "int8": 0.1},
-    attend=0.516, layer_seconds=26e-6, expert_layer_seconds=21.3e-6, prefill_layer_seconds=27e-6, mixed_seconds=0.7e-3,
-    step_seconds=0.02e-3, request_seconds=0.9e-6, prompt_seconds=8.1e-3,
-    reduce_seconds=17.8e-6, reduce_growth=1.6e-6, link_share=0.4, expert_skew=0.745, source=_POINTS,
+    dense_read=0.863, expert_read=0.342, cache_read=0.706,
+    multiply={"bf16": 0.674, "fp8": 0.798, "fp4": 0.674, "mxfp4": 0.674, "int8": 0.7},
+    expert_multiply={"bf16": 0.152, "fp8": 0.0952, "fp4": 0.152, "mxfp4": 0.196, "int8": 0.0952},
+    attend=0.56, layer_seconds=26.2e-6, expert_layer_seconds=20.2e-6, prefill_layer_seconds=25.2e-6,
+    mixed_seconds=0.672e-3, step_seconds=37e-6, request_seconds=1.14e-6, prompt_seconds=7.98e-3,
+    reduce_seconds=17.9e-6, reduce_growth=1.62e-6, link_share=0.421, expert_skew=0.738, source=_POINTS,
 )  # fmt: skip
-BLACKWELL = HOPPER
+BLACKWELL = StepCosts(
+    dense_read=0.712, expert_read=0.499, cache_read=0.903,
+    multiply={"bf16": 0.703, "fp8": 0.435, "fp4": 0.239, "mxfp4": 0.435, "int8": 0.435},
+    expert_multiply={"bf16": 0.152, "fp8": 0.101, "fp4": 0.0977, "mxfp4": 0.374, "int8": 0.101},
+    attend=0.505, layer_seconds=26.8e-6, expert_layer_seconds=20.6e-6, prefill_layer_seconds=200e-6,
+    mixed_seconds=1.15e-3, step_seconds=37e-6, request_seconds=1.14e-6, prompt_seconds=7.98e-3,
+    reduce_seconds=17.9e-6, reduce_growth=1.62e-6, link_share=0.421, expert_skew=0.738, source=_POINTS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
