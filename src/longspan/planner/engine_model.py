@@ -11,6 +11,9 @@ from longspan.planner.step_costs import step_costs
 from longspan.planner.steptime import StepCosts, compute_seconds, host_seconds
 from longspan.planner.work import StageWork, stage_work
 
+# What a pipeline loses to uneven batches and hand-over between the processes of its stages. A guess.
+_PIPELINE_LOSS = 1.1
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -90,7 +93,7 @@ class EngineModel:
         ]
         way = sum(times) + sum(hops)
         slowest = max(time + (hops[min(i, len(hops) - 1)] if hops else 0.0) for i, time in enumerate(times))
-        return max(way, slowest * batches) + host_seconds(part, host)
+        return max(way, slowest * batches) * _PIPELINE_LOSS + host_seconds(part, host)
 
     def communication_seconds(self, load: Load) -> float:
         """The part of a step that goes to links: what a faster fabric could save."""

@@ -105,10 +105,10 @@ def _spaced(count: int, base: int) -> list[float]:
     """Van der Corput's sequence: evenly spread in [0, 1) however many are taken."""
     found = []
     for index in range(1, count + 1):
-        value, part = 0.0, 1.0 / base
-        while index:
-            value += part * (index % base)
-            index //= base
+        value, part, left = 0.0, 1.0 / base, index
+        while left:
+            value += part * (left % base)
+            left //= base
             part /= base
         found.append(value)
     return found
@@ -213,26 +213,34 @@ def highest_rate(engine: EngineModel, limits: Limits, workload: Workload, ceilin
     return low
 
 
-def saturated_rate(engine: EngineModel, limits: Limits, workload: Workload) -> float:
-    """Requests per second of one replica that never waits for work, from the steady mix of prompts and decodes.
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The steady state of one replica: requests per second, seconds per output token, requests in the batch."""
 
-    Each request passes once as a prompt and stays `output_tokens` steps; the batch is as large as cache and
-    `max_num_seqs` allow. A closed form, good enough to rank layouts; the simulation has the last word.
+    requests_per_second: float
+    tpot_seconds: float
+    batch: float
+
+
+def steady(engine: EngineModel, limits: Limits, workload: Workload, clients: float) -> Steady:
+    """The steady mix of prompts and decodes with `clients` requests in the system, in closed form.
+
+    Each request passes once as a prompt and stays `output_tokens` steps; the batch is as large as the clients, the cache and
+    `max_num_seqs` allow. Good enough to rank layouts; the simulation has the last word.
     """
     prompt = max(workload.prompt_tokens * (1 - workload.prefix_hit_share), 1.0)
     held = workload.prompt_tokens + workload.output_tokens / 2
-    batch = max(min(limits.sequences, limits.kv_tokens / held), 1.0)
+    batch = max(min(limits.sequences, limits.kv_tokens / held, clients), 1.0)
     # Prompts per step that keep the batch full, as far as the token budget goes.
     prompts = min(batch / workload.output_tokens, max(limits.batched_tokens - batch, 1.0) / prompt)
-    batch = min(batch, prompts * workload.output_tokens)
+    batch = max(min(batch, prompts * workload.output_tokens), 1.0)
     mixed_share = min(1.0, prompts)
-    decode = engine.step_seconds(Load(0, 0, 0, batch, batch * held))
     each = prompts / mixed_share
-    both = engine.step_seconds(
-        Load(each * prompt, each * prompt * workload.prompt_tokens / 2, each, batch, batch * held)
-    )
+    decode = engine.step_seconds(Load(0, 0, 0, batch, batch * held))
+    pairs = each * prompt * (workload.prompt_tokens - prompt / 2)
+    both = engine.step_seconds(Load(each * prompt, pairs, each, batch, batch * held))
     seconds = (1 - mixed_share) * decode + mixed_share * both
-    return prompts / seconds
+    return Steady(prompts / seconds, seconds, batch)
 
 
 def with_interval(value: float, quantity: str, engine: EngineModel, unit: str) -> Estimate:

@@ -4,13 +4,22 @@ from longspan.cluster.catalog import GpuType
 from longspan.cluster.inventory import default_link, usual_network
 from longspan.model.facts import ModelFacts
 from longspan.plan import Estimate
-from longspan.planner.engine import EngineSettings, GpuMemory, resolve
+from longspan.planner.engine import GpuMemory, resolve
 from longspan.planner.engine_model import EngineModel, Site, engine_model
-from longspan.planner.latency import BURST, WARM, Protocol, Statistics, closed_loop, open_loop, with_interval
+from longspan.planner.latency import (
+    BURST,
+    WARM,
+    Percentiles,
+    Protocol,
+    Statistics,
+    closed_loop,
+    open_loop,
+    with_interval,
+)
 from longspan.planner.links import Path, network_path, node_path
 from longspan.planner.memory import receipt
 from longspan.planner.rows import Row
-from longspan.planner.simulate import Limits, Load
+from longspan.planner.simulate import Limits
 from longspan.planner.step_costs import family
 from longspan.workload import Workload
 
@@ -87,8 +96,10 @@ def evaluate_latency(row: Row, facts: ModelFacts, gpu: GpuType) -> dict[str, Est
         return empty
     found = _statistics(row, engine, limits, max(isl, 1), max(osl, 1))
     median = row.quantity.endswith("_median")
-    # A gauge sampled under steady load, as "peak" and "max" quantities are, is what the throughput interval covers too.
-    pick = (lambda p: p.at(50)) if median else (lambda p: p.mean)
+
+    def pick(seen: Percentiles) -> float:
+        return seen.at(50) if median else seen.mean
+
     gpus = row.layout.gpus
     replicas = row.layout.dp
     values = {
@@ -126,4 +137,4 @@ def _statistics(row: Row, engine: EngineModel, limits: Limits, isl: int, osl: in
     )
 
 
-__all__ = ["LATENCY_KEYS", "Load", "cache_value_bytes", "evaluate_latency", "row_engine", "row_limits"]
+__all__ = ["LATENCY_KEYS", "cache_value_bytes", "evaluate_latency", "row_engine", "row_limits"]

@@ -39,7 +39,12 @@ def pools(cluster: Cluster) -> list[Pool]:
         nodes = [node for node in cluster.nodes if name in node.gpu_types]
         free = tuple(tuple(gpu.index for gpu in node.gpus if gpu.type.name == name) for node in nodes)
         found.append(Pool(name, tuple(nodes), free))
-    return sorted(found, key=lambda pool: -sum(g.memory_bytes for node in pool.nodes for g in node.gpus if g.type.name == pool.gpu_type))
+    return sorted(
+        found,
+        key=lambda pool: (
+            -sum(g.memory_bytes for node in pool.nodes for g in node.gpus if g.type.name == pool.gpu_type)
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,11 @@ def slots(pool: Pool, tp: int) -> list[Slot]:
     per_node = pool.widest
     if tp % per_node:
         return []
-    full = [(node, indices) for node, indices in zip(pool.nodes, pool.free, strict=True) if len(indices) == per_node]
+    full = [
+        (node, indices)
+        for node, indices in zip(pool.nodes, pool.free, strict=True)
+        if len(indices) == per_node
+    ]
     count = tp // per_node
     for start in range(0, len(full) - count + 1, count):
         group = full[start : start + count]

@@ -98,6 +98,12 @@ class _Engine:
         self.decoding: dict[int, _Running] = {}
         self.ends: list[tuple[int, int, int]] = []
 
+    def enter(self, number: int, request: Request, arrival: float) -> None:
+        """A request joins the queue; what the prefix cache holds of it is done already."""
+        cached = min(request.cached_tokens, request.prompt_tokens - 1)
+        left = max(request.output_tokens, 1)
+        self.waiting.append(_Running(number, arrival, request.prompt_tokens, left, done=cached))
+
     def admit(self) -> None:
         """Moves waiting requests to prefill while there are places and cache."""
         held = self.context + sum(request.prompt for request in self.prefilling)
@@ -184,65 +190,78 @@ def simulate(
             the following step already runs, as with a real client.
     """
     engine = _Engine(limits)
+    source = _Source(requests, concurrency)
     served: list[Served] = []
-    coming = deque(enumerate(requests))
-    # closed loop: (the step from which on the scheduler sees it, arrival time)
-    thinking: deque[tuple[int, float]] = deque((0, 0.0) for _ in range(concurrency or 0))
-
-    def enter(number: int, arrival: float, request: Request) -> None:
-        cached = min(request.cached_tokens, request.prompt_tokens - 1)
-        engine.waiting.append(
-            _Running(number, arrival, request.prompt_tokens, max(request.output_tokens, 1), done=cached)
-        )
-
     while True:
-        if concurrency is None:
-            while coming and coming[0][1].arrival_seconds <= engine.now:
-                number, request = coming.popleft()
-                enter(number, request.arrival_seconds, request)
-        else:
-            while coming and thinking and thinking[0][0] <= engine.step:
-                _, arrival = thinking.popleft()
-                number, request = coming.popleft()
-                enter(number, arrival, request)
+        source.release(engine)
         engine.admit()
         if engine.prefilling:
-            load, chunks = engine.plan()
-            engine.now += step_seconds(load)
-            engine.step += 1
-            engine.context += len(engine.decoding)
-            for request_, take in chunks:
-                request_.done += take
-            while engine.prefilling and engine.prefilling[0].done >= engine.prefilling[0].prompt:
-                engine.start(engine.prefilling.popleft())
+            _mixed_step(engine, step_seconds)
         elif engine.decoding:
-            if concurrency is None:
-                until = coming[0][1].arrival_seconds if coming else None
-                _stride(engine, step_seconds, until=until)
-            else:
-                _stride(engine, step_seconds, sees_at=thinking[0][0] if thinking and coming else None)
-        elif coming and concurrency is None:
-            engine.now = max(engine.now, coming[0][1].arrival_seconds)
-            continue
-        elif coming and thinking:
-            engine.step = thinking[0][0]
-            continue
-        else:
+            _stride(engine, step_seconds, until=source.next_seconds, sees_at=source.next_step)
+        elif not source.skip_to_next(engine):
             return served
-        for request_ in engine.finished():
-            after_first = requests[request_.number].output_tokens - 1
-            tpot = (engine.now - request_.first_token) / after_first if after_first > 0 else 0.0
-            served.append(
-                Served(
-                    request_.arrival,
-                    request_.first_token - request_.arrival,
-                    tpot,
-                    engine.now,
-                    after_first + 1,
-                )
-            )
-            thinking.append((engine.step + 1, engine.now))
+        for request in engine.finished():
+            after_first = requests[request.number].output_tokens - 1
+            tpot = (engine.now - request.first_token) / after_first if after_first > 0 else 0.0
+            ttft = request.first_token - request.arrival
+            served.append(Served(request.arrival, ttft, tpot, engine.now, max(after_first, 0) + 1))
+            source.answered(engine)
         engine.preempt()
+
+
+class _Source:
+    """Where requests come from: their arrival times, or clients that wait for answers."""
+
+    def __init__(self, requests: Sequence[Request], concurrency: int | None) -> None:
+        self.coming = deque(enumerate(requests))
+        self.closed = concurrency is not None
+        # the step from which on the scheduler sees a client's next request, and when it was sent
+        self.clients: deque[tuple[int, float]] = deque((0, 0.0) for _ in range(concurrency or 0))
+
+    @property
+    def next_seconds(self) -> float | None:
+        return None if self.closed or not self.coming else self.coming[0][1].arrival_seconds
+
+    @property
+    def next_step(self) -> int | None:
+        return self.clients[0][0] if self.closed and self.clients and self.coming else None
+
+    def release(self, engine: _Engine) -> None:
+        """Hands over what has arrived by now."""
+        if self.closed:
+            while self.coming and self.clients and self.clients[0][0] <= engine.step:
+                engine.enter(*self.coming.popleft(), self.clients.popleft()[1])
+        else:
+            while self.coming and self.coming[0][1].arrival_seconds <= engine.now:
+                number, request = self.coming.popleft()
+                engine.enter(number, request, request.arrival_seconds)
+
+    def skip_to_next(self, engine: _Engine) -> bool:
+        """With nothing to do, time passes until the next arrival; False when there is none."""
+        if self.next_seconds is not None:
+            engine.now = max(engine.now, self.next_seconds)
+        elif self.next_step is not None:
+            engine.step = self.next_step
+        else:
+            return False
+        return True
+
+    def answered(self, engine: _Engine) -> None:
+        """A client has its answer and sends the next request, which the step now running no longer takes in."""
+        self.clients.append((engine.step + 1, engine.now))
+
+
+def _mixed_step(engine: _Engine, step_seconds: Callable[[Load], float]) -> None:
+    """One step with prompts in it."""
+    load, chunks = engine.plan()
+    engine.now += step_seconds(load)
+    engine.step += 1
+    engine.context += len(engine.decoding)
+    for request, take in chunks:
+        request.done += take
+    while engine.prefilling and engine.prefilling[0].done >= engine.prefilling[0].prompt:
+        engine.start(engine.prefilling.popleft())
 
 
 def _stride(

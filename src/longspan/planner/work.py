@@ -215,11 +215,6 @@ class Profile:
         return _COMPUTE.get(scheme.name, "bf16"), scheme.size_bytes(matrix.out, matrix.inp), values
 
 
-@lru_cache(maxsize=64)
-def _profile_of(key: int, facts_holder: "_Identity") -> Profile:
-    return Profile(facts_holder.facts)
-
-
 class _Identity:
     """Keys a cache by the object itself: hashing a whole ModelFacts costs more than the profile."""
 
@@ -233,9 +228,14 @@ class _Identity:
         return isinstance(other, _Identity) and other.facts is self.facts
 
 
+@lru_cache(maxsize=16)
+def _profile_of(held: _Identity) -> Profile:
+    return Profile(held.facts)
+
+
 def profile(facts: ModelFacts) -> Profile:
-    """The profile of a model, kept for as long as the model is in use."""
-    return _profile_of(id(facts), _Identity(facts))
+    """The profile of a model, kept while it is among the last used."""
+    return _profile_of(_Identity(facts))
 
 
 _CacheKey = tuple[int | None, float, float, float]
