@@ -98,6 +98,10 @@ class Workload:
                     self._length(self.output_tokens, next(numbers)),
                 )
             )
+        if self.requests_per_second > 0 and now > 0:
+            # The sample's own rate differs from the stated one by chance; without this, so would the throughput.
+            scale = count / (now * self.requests_per_second)
+            found = [replace(one, seconds=one.seconds * scale) for one in found]
         return found
 
     def _length(self, mean: int, position: float) -> int:

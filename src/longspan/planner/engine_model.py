@@ -93,7 +93,7 @@ class EngineModel:
         ]
         way = sum(times) + sum(hops)
         slowest = max(time + (hops[min(i, len(hops) - 1)] if hops else 0.0) for i, time in enumerate(times))
-        return max(way, slowest * batches) * _PIPELINE_LOSS + host_seconds(part, host)
+        return max(way, slowest * batches) * _PIPELINE_LOSS + host_seconds(load, host)
 
     def communication_seconds(self, load: Load) -> float:
         """The part of a step that goes to links: what a faster fabric could save."""

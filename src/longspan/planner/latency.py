@@ -243,6 +243,20 @@ def steady(engine: EngineModel, limits: Limits, workload: Workload, clients: flo
     return Steady(prompts / seconds, seconds, batch)
 
 
+def capacity(engine: EngineModel, limits: Limits, workload: Workload) -> Steady:
+    """The steady state at the highest rate one replica bears within the objectives on time per token, in closed form."""
+    bounds = [one.seconds for one in workload.objectives if one.quantity == "tpot"]
+    found = steady(engine, limits, workload, 1)
+    clients = 2
+    while clients <= 2 * limits.sequences:
+        tried = steady(engine, limits, workload, min(clients, limits.sequences))
+        if any(tried.tpot_seconds > bound for bound in bounds):
+            break
+        found = tried
+        clients *= 2
+    return found
+
+
 def with_interval(value: float, quantity: str, engine: EngineModel, unit: str) -> Estimate:
     """A number with the interval of its quantity (`ttft`, `tpot` or `throughput`)."""
     spread = SPREAD[quantity]

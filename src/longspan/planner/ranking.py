@@ -1,6 +1,7 @@
 """Which option is better: objectives first, then the goal, and what is measured before what is guessed."""
 
 from dataclasses import replace
+from math import ceil
 
 from longspan.planner.latency import highest_rate, serve
 from longspan.planner.options import Option, Question
@@ -73,12 +74,21 @@ def rank(question: Question, options: list[Option]) -> list[Option]:
         if question.goal == "latency":
             return (unmet, option.tpot_seconds / weight, *simple)
         if question.goal == "cost":
-            return (unmet, option.gpus, -option.output_tokens_per_second * weight, *simple)
+            return (unmet, needed_gpus(question, option), -option.output_tokens_per_second * weight, *simple)
         if option.held_requests_per_second is not None:
             return (unmet, -option.held_requests_per_second * weight, *simple)
         return (unmet, -round(option.output_tokens_per_second * weight, 1), *simple)
 
     return sorted(options, key=key)
+
+
+def needed_gpus(question: Question, option: Option) -> int:
+    """GPUs that the stated rate takes: those of the option once simulated, before that by the closed form."""
+    rate = question.workload.trace_rate if question.workload.trace else question.workload.requests_per_second
+    if option.statistics is not None or not rate:
+        return option.gpus
+    each = option.steady.requests_per_second * option.layout.dp
+    return min(max(ceil(rate / each), 1), option.copies) * option.layout.gpus
 
 
 def distinct(ranked: list[Option]) -> list[Option]:

@@ -11,7 +11,7 @@ from longspan.model.facts import ModelFacts
 from longspan.plan import Layout, Receipt, Rejection
 from longspan.planner.engine import GpuMemory, resolve
 from longspan.planner.engine_model import engine_model
-from longspan.planner.latency import steady
+from longspan.planner.latency import capacity, steady
 from longspan.planner.layout import Pool, Slot, node_counts, pools, replicas, sites, smallest_memory_bytes
 from longspan.planner.legality import check
 from longspan.planner.memory import receipt
@@ -80,8 +80,12 @@ def evaluate(
     )
     kv_bytes = 1.0 if resolved.kv_dtype.startswith("fp8") else None
     engine = engine_model(facts, layout, where, exchange, kv_bytes)
-    share = max(question.clients / (len(groups) * layout.dp), 1.0)
-    load = steady(engine, limits, question.workload, share)
+    if question.workload.is_open:
+        load = capacity(engine, limits, question.workload)
+    else:
+        load = steady(
+            engine, limits, question.workload, max(question.clients / (len(groups) * layout.dp), 1.0)
+        )
     return Option(pool.gpu_type, layout, tuple(groups), found, engine, limits, load)
 
 

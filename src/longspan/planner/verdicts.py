@@ -56,6 +56,11 @@ def bottleneck(answer: Answer, best: Option) -> str:
     held = question.workload.prompt_tokens + question.workload.output_tokens / 2
     by_cache = best.limits.kv_tokens / held
     wanted = question.clients / ways
+    if question.workload.is_open:
+        if best.statistics is None:
+            return "The load was not simulated."
+        # Little's law: requests in the system.
+        wanted = best.statistics.requests_per_second * best.statistics.e2e.mean
     if by_cache < 0.9 * min(wanted, best.limits.sequences):
         return (
             f"Memory lacks: the cache of each engine holds {by_cache:.0f} requests of this size and {wanted:.0f} are there, "
@@ -130,6 +135,9 @@ def why_obvious_lost(answer: Answer) -> str:
 def why_lost(option: Option, best: Option) -> str:
     """What the option pays compared with the best one."""
     parts = [f"{option.output_tokens_per_second:,.0f} tokens/s against {best.output_tokens_per_second:,.0f}"]
+    if option.held_requests_per_second is not None and best.held_requests_per_second is not None:
+        held, against = option.held_requests_per_second, best.held_requests_per_second
+        parts.insert(0, f"{held:.2f} requests/s within the objectives against {against:.2f}")
     parts.append(f"{option.tpot_seconds * 1000:.0f} ms per token against {best.tpot_seconds * 1000:.0f}")
     if option.gpus < best.gpus:
         parts.append(f"uses {option.gpus} of the GPUs")
