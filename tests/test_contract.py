@@ -29,6 +29,7 @@ IO_MODULES = {
     "launch.prover",
     "launch.reference",
     "cli.*",
+    "cluster.probe",
     "model.fetch",
 }
 IMPURE_IMPORTS = {

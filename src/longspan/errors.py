@@ -114,3 +114,21 @@ class CalibrationError(LongspanError):
     """A calibration file cannot be read, or holds nothing that could correct an estimate."""
 
     exit_code = 31
+
+
+class PlanFileError(LongspanError):
+    """A saved plan cannot be read."""
+
+    exit_code = 40
+
+
+class NoPlanError(LongspanError):
+    """No layout of the model works on the cluster."""
+
+    exit_code = 41
+
+
+class ProbeError(LongspanError):
+    """What a node printed about its GPUs or network cannot be read."""
+
+    exit_code = 42
