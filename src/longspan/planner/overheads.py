@@ -35,9 +35,9 @@ class SamplerCost:
 # Logits themselves (activation dtype) come on top. 0.14 to 0.16 sorted whole vocabularies with their indices; from 0.17 on not.
 # 0.12 and 0.13 were not measured; the step to 0.14 is dated by reports of out-of-memory after an upgrade from 0.11.2.
 SAMPLER = (
-    SamplerCost((0, 17, 0), 12.87),
-    SamplerCost((0, 14, 0), 36.1),
-    SamplerCost((0, 8, 0), 13.9),
+    SamplerCost((0, 17, 0), 12.54),
+    SamplerCost((0, 14, 0), 36.03),
+    SamplerCost((0, 8, 0), 12.6),
     SamplerCost((0, 0, 0), 2.0),  # the old engine's profiling run sampled a few tokens only
 )
 CONSTANT_BYTES = round(0.048 * GIB)
