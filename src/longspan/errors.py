@@ -104,6 +104,18 @@ class ControlPlaneError(LongspanError):
     exit_code = 22
 
 
+class GatewayConfigError(LongspanError):
+    """The gateway's configuration file is unreadable, is not TOML, or contradicts itself."""
+
+    exit_code = 50
+
+
+class GatewayError(LongspanError):
+    """The gateway could not start or does not answer."""
+
+    exit_code = 51
+
+
 class ModelFetchError(ModelError):
     """The model is neither a directory here nor in the built-in list, and Hugging Face did not give it."""
 
@@ -132,3 +144,9 @@ class ProbeError(LongspanError):
     """What a node printed about its GPUs or network cannot be read."""
 
     exit_code = 42
+
+
+class LogUnreadableError(LongspanError):
+    """A log that the doctor should read does not exist or may not be read."""
+
+    exit_code = 60

@@ -1,6 +1,8 @@
 """How verbs reach a deployment's controller: find it, start it, follow it, ask it to go down."""
 
+import fcntl
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -9,10 +11,12 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from longspan.daemon import processes
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import Identity, alive
 from longspan.deployment import DeploymentSpec
-from longspan.errors import ControlPlaneError
+from longspan.errors import ControlPlaneError, DeploymentExistsError
+from longspan.launch.words import AGENT_VARIABLE
 
 START_TIMEOUT_SECONDS = 30
 
@@ -47,7 +51,18 @@ def start_controller(places: Places, spec: DeploymentSpec, controller_host: str)
 
     Raises:
         ControlPlaneError: it ended or did not come up.
+        DeploymentExistsError: another `up` was faster.
     """
+    with places.starting.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, so also with this process
+        if places.running():
+            raise DeploymentExistsError(
+                "Another `longspan up` of the same name started a moment ago.", "`longspan status` shows it."
+            )
+        return _start_controller(places, spec, controller_host)
+
+
+def _start_controller(places: Places, spec: DeploymentSpec, controller_host: str) -> dict[str, Any]:
     places.clear_logs()
     places.logs.mkdir(parents=True, exist_ok=True)
     for stale in (places.controller, places.last_status):
@@ -72,6 +87,24 @@ def start_controller(places: Places, spec: DeploymentSpec, controller_host: str)
         time.sleep(0.05)
     last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing"]
     raise ControlPlaneError(f"The controller did not start: {last[0]}", f"Its log is {log}.")
+
+
+def end_by_mark(places: Places, record: dict[str, Any]) -> set[int]:
+    """Ends on this machine what a start left there, agents first; other hosts' agents end with their lease.
+
+    Returns:
+        the pids that do not end.
+    """
+    mark = record["mark"]
+    agents = processes.marked(mark, AGENT_VARIABLE)
+    shm = processes.shm_files(processes.marked(mark))
+    left = processes.end(agents, grace_seconds=15)  # an agent ends its own on SIGTERM
+    left |= processes.end(processes.marked(mark), grace_seconds=3)
+    processes.remove_shm(shm)
+    shutil.rmtree(record["run_dir"], ignore_errors=True)
+    for path in (places.controller, places.gateway_config, places.engine_key):
+        path.unlink(missing_ok=True)
+    return left
 
 
 def follow(record: dict[str, Any], places: Places) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """`longspan down`: takes the deployment down and waits until nothing of it is left."""
 
 import json
+from collections.abc import Sequence
 
 import click
 
@@ -22,13 +23,11 @@ def command(name: str, force: bool, as_json: bool) -> int:
     """Stop the deployment: engine, Ray, gateway, agents, controller. Twice is no error."""
     places = Places.of(name)
     record = places.running()
-    if record is None:
+    if record is None and places.record() is None:
         _say(as_json, name, "nothing was running", [])
         return 0
-    if force:
-        left = processes.end({record["pid"]} | processes.marked(record["mark"]), grace_seconds=5)
-        _say(as_json, name, "ended by force", sorted(left))
-        return 0 if not left else ControlPlaneError.exit_code
+    if record is None or force:
+        return _end_by_force(places, name, as_json)
     control.request(record, "/v1/down", post=True)
     click.echo("Stopping …", err=True)
     if not control.wait_until_gone(record, STOP_TIMEOUT_SECONDS):
@@ -44,7 +43,18 @@ def command(name: str, force: bool, as_json: bool) -> int:
     return 0 if not left_texts else ControlPlaneError.exit_code
 
 
-def _say(as_json: bool, name: str, what: str, left: list[object]) -> None:
+def _end_by_force(places: Places, name: str, as_json: bool) -> int:
+    """Ends what a controller that died, or that does not answer, has started on this machine."""
+    record = places.record()
+    assert record is not None
+    alive = {record["pid"]} if places.running() else set()
+    left = processes.end(alive, grace_seconds=1) | control.end_by_mark(places, record)
+    what = "ended by force" if alive else "its controller had died; what it left on this machine was ended"
+    _say(as_json, name, what, [f"pid {pid} does not end" for pid in sorted(left)])
+    return 0 if not left else ControlPlaneError.exit_code
+
+
+def _say(as_json: bool, name: str, what: str, left: Sequence[object]) -> None:
     if as_json:
         click.echo(json.dumps({"name": name, "result": what, "left": left}))
         return

@@ -1,6 +1,7 @@
 """What this machine is: its device, GPUs, memory, and who holds a port."""
 
 import contextlib
+import errno
 import subprocess
 from pathlib import Path
 from typing import NoReturn
@@ -76,9 +77,9 @@ def refuse_taken_port(listen: str, port: int, error: OSError) -> NoReturn:
     Raises:
         PortError, or InputError where the address is not this machine's.
     """
-    holder = port_holder(port)
-    if not holder and "assign" in str(error):
+    if error.errno == errno.EADDRNOTAVAIL:
         raise InputError(f"--listen {listen}: the address is not one of this machine's.") from error
+    holder = port_holder(port)
     by = f" by {holder}" if holder else ""
     raise PortError(
         f"Port {port} is taken{by}, so the gateway cannot listen on {listen}.",

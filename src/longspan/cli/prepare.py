@@ -45,7 +45,7 @@ class Request:
 
 
 def prepare(request: Request, progress: Any) -> DeploymentSpec:
-    """Checks and resolves.
+    """Checks and resolves. What a running deployment takes itself (`check_room`, `check_port`) is not asked here.
 
     Args:
         progress: called with a line of text while something takes long (the demo model's conversion).
@@ -54,6 +54,9 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         LongspanError: one of its kinds, each with its exit code.
     """
     refuse_owned_flags(request.vllm_arguments)
+    for flag, value in (("--tp", request.tp), ("--pp", request.pp), ("--nodes", request.nodes)):
+        if value is not None and value < 1:
+            raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
     if request.cluster and request.nodes:
         raise InputError("--nodes is for this machine, --cluster names the nodes.", "Give one of them.")
     require_engine()
@@ -78,7 +81,6 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         full_digest=request.full_digest,
     )
     check_layout(facts, spec)
-    check_room(Path(model) if Path(model).is_absolute() else None, spec)
     text = json.dumps(asdict(spec), sort_keys=True)
     return replace(spec, identity=hashlib.sha256(text.encode()).hexdigest()[:16])
 
@@ -121,7 +123,7 @@ def resolve_model(request: Request, progress: Any) -> tuple[str, str, ModelFacts
             f"{request.model!r} is neither a directory on this machine nor a Hugging Face id (organisation/name).",
             "Give a directory with config.json and *.safetensors files, or an id such as Qwen/Qwen3-8B.",
         )
-    return request.model, request.model, fetch.load_config(request.model, revision=request.revision)
+    return request.model, request.model, fetch.load_hub(request.model)
 
 
 def read_cluster(path: Path) -> HostsFile:
@@ -143,15 +145,25 @@ def probe_ray(address: str) -> list[dict[str, Any]]:
     Raises:
         RayError: it cannot be joined, with Ray's own reason (another version, wrong token, nobody there).
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "longspan.launch.ray_join", "probe", address],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "longspan.launch.ray_join", "probe", address],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RayError(
+            f"The Ray cluster at {address} has not answered for 120 s.",
+            "`ray status` on its head shows whether it runs.",
+        ) from error
     if done.returncode == 0:
         nodes: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["nodes"]
         return sorted(nodes, key=lambda node: (not node["head"], node["address"]))
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    mismatch = [line for line in lines if "ersion mismatch" in line or line.startswith(("Ray:", "Python:"))]
+    mismatch = [
+        line
+        for line in lines
+        if "ersion mismatch" in line or line.startswith(("Ray:", "Python:", "This process"))
+    ]
     reason = " ".join(mismatch) if mismatch else (lines[-1] if lines else "no reason given")
     remedy = (
         "Install the same Ray and Python on this machine as the cluster has."
@@ -170,13 +182,17 @@ def place(
     """
     if hosts is not None:
         nodes = cluster_nodes(hosts)
+        if not nodes:
+            raise CapacityError(
+                "No node of the cluster has a GPU.", "Correct gpus = … in the file, or Ray's --num-gpus."
+            )
         per_node = min(node.gpus for node in nodes)
         pp = request.pp or len(nodes)
         return request.tp or _widest_tp(facts, per_node), pp, nodes
     have = machine.gpus() if device != "cpu" else []
     demo = request.model is None
     count = request.nodes or (2 if demo and device == "cpu" else 1)
-    if count < 1 or count > 64:
+    if count > 64:
         raise InputError(f"--nodes {count} makes no sense on one machine.", "Use 1 to 64.")
     if device == "cpu":
         pp = request.pp or (1 if request.tp else count)
@@ -262,8 +278,6 @@ def check_layout(facts: ModelFacts | None, spec: DeploymentSpec) -> None:
     Raises:
         CapacityError, LayoutError
     """
-    if spec.tp < 1 or spec.pp < 1:
-        raise LayoutError(f"TP {spec.tp} x PP {spec.pp} is no layout.", "Both are at least 1.")
     have = sum(node.gpus for node in spec.nodes)
     if spec.world_size > have:
         raise CapacityError(
@@ -284,7 +298,7 @@ def check_room(checkpoint: Path | None, spec: DeploymentSpec) -> None:
     Raises:
         CapacityError
     """
-    free_disk = shutil.disk_usage("/tmp").free  # noqa: S108 - Ray's sockets need a short path
+    free_disk = shutil.disk_usage("/tmp").free
     if free_disk < GIB:
         raise CapacityError(
             f"/tmp has {format_bytes(free_disk)} free, Ray and its logs need 1.0 GiB.", "Free some."
@@ -330,5 +344,7 @@ def check_port(listen: str) -> None:
             raise InputError(
                 f"Port {port} may not be opened by this user.", "Use a port above 1023."
             ) from error
+        except socket.gaierror as error:
+            raise InputError(f"--listen {listen}: {host!r} is no address of this machine.") from error
         except OSError as error:
             machine.refuse_taken_port(listen, int(port), error)

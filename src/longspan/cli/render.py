@@ -10,7 +10,13 @@ from rich.text import Text
 
 from longspan.units import format_seconds
 
-MARKS = {"done": ("✓", "green"), "running": ("…", "yellow"), "failed": ("✗", "red"), "waiting": ("·", "dim")}
+MARKS = {
+    "done": ("✓", "green"),
+    "running": ("…", "yellow"),
+    "failed": ("✗", "red"),
+    "stopped": ("-", "yellow"),
+    "waiting": ("·", "dim"),
+}
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -104,7 +110,7 @@ def proof_lines(proof: dict[str, Any]) -> list[Text]:
     lines = []
     for layer in proof.get("layers", []):
         mark, style = {"passed": MARKS["done"], "failed": MARKS["failed"]}.get(
-            layer["state"], ("–", "yellow")
+            layer["state"], ("-", "yellow")
         )
         lines.append(Text.assemble((f"  {mark} ", style), f"{layer['name']}: {layer['saw']}"))
         lines.append(Text(f"      sees {layer['sees']}", style="dim"))

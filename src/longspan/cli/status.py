@@ -6,7 +6,7 @@ import click
 
 from longspan.cli import control
 from longspan.daemon.places import Places
-from longspan.errors import NoDeploymentError
+from longspan.errors import ControlPlaneError, NoDeploymentError
 
 
 @click.command("status")
@@ -18,8 +18,13 @@ def command(name: str, as_json: bool) -> int:
     record = places.running()
     if record is None:
         last = ""
+        if places.record():
+            raise ControlPlaneError(
+                f"The controller of {name!r} died. Its agents end what they started within half a minute.",
+                "`longspan down` ends it on this machine at once.",
+            )
         if places.last_status.exists():
-            failure = json.loads(places.last_status.read_text()).get("failure")
+            failure = json.loads(places.last_status.read_text())["failure"]
             last = f" The last one failed: {failure['what']}" if failure else ""
         raise NoDeploymentError(
             f"No deployment called {name!r} runs on this machine.{last}", "`longspan up` starts one."

@@ -9,7 +9,7 @@ import click
 
 from longspan.cli import control
 from longspan.cli.keys import ensure_api_key
-from longspan.cli.prepare import Request, check_port, prepare
+from longspan.cli.prepare import Request, check_port, check_room, prepare
 from longspan.daemon.places import Places
 from longspan.deployment import DeploymentSpec
 from longspan.errors import (
@@ -99,6 +99,11 @@ def command(
     record = places.running()
     if record:
         return _already(record, places, spec, as_json)
+    if orphaned := places.record():
+        click.echo("The last controller died; ending what it left …", err=True)
+        control.end_by_mark(places, orphaned)
+    # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
+    check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
     key, new_key = ensure_api_key(places)
     record = control.start_controller(places, spec, _controller_host(spec))
@@ -117,7 +122,13 @@ def _controller_host(spec: DeploymentSpec) -> str:
     import socket
 
     with socket.socket(socket.AF_INET6 if ":" in first else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((first, 9))  # no packet is sent: the kernel only chooses the route
+        try:
+            probe.connect((first, 9))  # no packet is sent: the kernel only chooses the route
+        except OSError as error:
+            raise HostError(
+                f"This machine has no route to {first} ({spec.nodes[0].name}): {error.strerror}.",
+                "Run `longspan up` where all nodes can be reached, or correct the address in the cluster file.",
+            ) from error
         return str(probe.getsockname()[0])
 
 
@@ -167,8 +178,22 @@ def _failure(status: dict[str, Any]) -> LongspanError:
     failure = status.get("failure")
     if failure is None:
         return LaunchError("The deployment was taken down while it was starting.", "")
-    logs = f"Logs: {status['logs']}."
-    return FAILURES[failure["kind"]](failure["what"], f"{failure['remedy']} {logs}".strip())
+    remedy = f"{failure['remedy']} {_diagnosis(Path(status['logs']))}Logs: {status['logs']}."
+    return FAILURES[failure["kind"]](failure["what"], remedy.strip())
+
+
+def _diagnosis(logs: Path) -> str:
+    """What the doctor makes of the logs of a launch that failed: its best finding, or nothing."""
+    from longspan.doctor.collect import diagnose
+
+    try:
+        findings = diagnose([logs]).findings
+    except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
+        return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
+    if not findings or findings[0].cause == "insufficient-evidence":
+        return ""
+    best = findings[0]
+    return f"\n  doctor: {best.summary} ({best.cause}, {best.confidence:.0%} sure). {best.remedy}\n  "
 
 
 def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
@@ -191,11 +216,11 @@ def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
     )
     out.print(
         f'\ncurl {endpoint}/chat/completions -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json"'
-        f' -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
+        f' -d \'{{"model": "{model}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
     )
     out.print(
         f'\npython -c \'from openai import OpenAI; c = OpenAI(base_url="{endpoint}", api_key=open("{key_file}").read());'
-        f' print(c.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "What is the capital of'
+        f' print(c.chat.completions.create(model="{model}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of'
         " France?\"}]).choices[0].message.content)'"
     )
     out.print(f"\nlongspan status{name}   # the same later\nlongspan down{name}     # stop it")

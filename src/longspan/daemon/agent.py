@@ -6,6 +6,7 @@ the controller for a lease it ends everything it started, then itself.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -13,14 +14,23 @@ import signal
 import sys
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from longspan.daemon import functions, processes
-from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECONDS, MAX_LINES
+from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECONDS, MAX_LINES, cut
+
+WATCH_SECONDS = 0.1  # a process that ended is reported within so long
+REAP_SECONDS = 5.0
+READ_BYTES = 1 << 20  # of one log in one round
+BATCH_CHARACTERS = (
+    1 << 20
+)  # of log lines in one message; the controller takes 16 MiB, and JSON may escape each six-fold
+BACKLOG_EVENTS = 256  # from here on logs wait on disk until the controller has taken some
+KEPT_LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,7 @@ class AgentConfig:
         mark: identifies the processes of this start of the deployment on this node.
         run_dir: removed at the end.
         log_dir: stays.
+        joined: Ray is not ours: its workers are not our descendants and are found by the mark.
     """
 
     name: str
@@ -41,6 +52,7 @@ class AgentConfig:
     mark: str
     run_dir: str
     log_dir: str
+    joined: bool
 
 
 @dataclass(slots=True)
@@ -54,15 +66,38 @@ class Watched:
     rest: bytes = b""
     reported: bool = False
 
+    def read(self, *, whole: bool = False) -> list[str]:
+        """The lines that are new; with `whole` also the last one that lacks its newline.
+
+        A carriage return ends a line too: a progress bar is the only sign of life while weights load.
+        """
+        data = b""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(self.offset)
+            data = log.read(READ_BYTES)
+        self.offset += len(data)
+        if not data and not (whole and self.rest):
+            return []
+        *lines, self.rest = (self.rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if self.rest and (len(self.rest) > READ_BYTES or (whole and not data)):
+            lines, self.rest = [*lines, self.rest], b""
+        return [cut(line.decode(errors="replace")) for line in lines]
+
 
 @dataclass(slots=True)
 class Agent:
-    """The agent's state; `run` is its life."""
+    """The agent's state; `run` is its life.
+
+    Attributes:
+        events: not yet taken by the controller; `delivered` counts those before them, so that a batch sent twice
+            (its answer was lost) is taken once.
+    """
 
     config: AgentConfig
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     watched: dict[str, Watched] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+    delivered: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     last_contact: float = field(default_factory=time.monotonic)
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,14 +129,16 @@ class Agent:
     async def _send_events(self, session: aiohttp.ClientSession) -> None:
         url = f"{self.config.controller_url}/v1/agents/{self.config.name}/events"
         while True:
-            batch = self.events[:64]
+            batch = self._batch()
+            document = {"instance": self.instance, "first": self.delivered, "events": batch}
             try:
-                async with session.post(url, json={"instance": self.instance, "events": batch}) as response:
+                async with session.post(url, json=document) as response:
                     if response.status == 410:
                         self.done.set()  # the controller serves another start: we are from an older one
                         return
                     response.raise_for_status()
                 del self.events[: len(batch)]
+                self.delivered += len(batch)
                 self.last_contact = time.monotonic()
             except (aiohttp.ClientError, TimeoutError) as error:
                 print(f"controller unreachable: {error}", flush=True)
@@ -116,6 +153,15 @@ class Agent:
                     await asyncio.wait_for(self.wake.wait(), BEAT_SECONDS)
                 except TimeoutError:
                     continue
+
+    def _batch(self) -> list[dict[str, Any]]:
+        """The oldest events, as many as one message may carry."""
+        size = 0
+        for count, event in enumerate(self.events):
+            size += sum(map(len, event.get("lines", ()))) + 100
+            if count and size > BATCH_CHARACTERS:
+                return self.events[:count]
+        return self.events[:]
 
     def _tell(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -158,14 +204,15 @@ class Agent:
     def _start(self, process: dict[str, Any]) -> None:
         name = process["name"]
         log = Path(self.config.log_dir) / f"{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_bytes(b"")
         try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_bytes(b"")
             child = processes.start(
                 process["argv"], env=process["env"], mark=self.config.mark, log=log, stdin=process["stdin"]
             )
-        except OSError as error:
-            log.write_text(f"{process['argv'][0]}: {error}\n")
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                log.write_text(f"{process['argv'][0]}: {error}\n")
             self._tell({"kind": "lines", "process": name, "lines": [f"Error: {error}"]})
             self._tell({"kind": "exited", "process": name, "code": 127})
             return
@@ -184,28 +231,37 @@ class Agent:
 
     # ---- the node
     async def _watch(self) -> None:
+        next_reap = 0.0
         while True:
             for watched in list(self.watched.values()):
-                self._read_log(watched)
                 code = watched.child.poll()
-                if code is not None and not watched.reported:
-                    self._read_log(watched)
+                more = self._read_log(watched, whole=code is not None)
+                if code is not None and not watched.reported and not more:
                     watched.reported = True
                     self._tell({"kind": "exited", "process": watched.name, "code": code})
-            processes.reap()
-            await asyncio.sleep(0.1)
+            if time.monotonic() > next_reap:  # a walk over /proc, too dear for every round
+                processes.reap()
+                next_reap = time.monotonic() + REAP_SECONDS
+            await asyncio.sleep(WATCH_SECONDS)
 
-    def _read_log(self, watched: Watched) -> None:
-        with watched.log.open("rb") as log:
-            log.seek(watched.offset)
-            data = log.read(1 << 20)
-        if not data:
-            return
-        watched.offset += len(data)
-        *lines, watched.rest = (watched.rest + data).split(b"\n")
-        texts = [line.decode(errors="replace") for line in lines]
+    def _read_log(self, watched: Watched, *, whole: bool) -> bool:
+        """Passes new lines on. Returns whether there may be more."""
+        if len(self.events) > BACKLOG_EVENTS:
+            return True
+        texts = watched.read(whole=whole)
         for start in range(0, len(texts), MAX_LINES):
             self._tell({"kind": "lines", "process": watched.name, "lines": texts[start : start + MAX_LINES]})
+        return bool(texts or watched.rest)
+
+    def _keep_ray_logs(self) -> None:
+        """The end of each log of Ray's session on this node, for the doctor; the session itself is removed."""
+        for log in Path(self.config.run_dir).glob(f"ray/{self.config.name}/session_2*/logs/*"):
+            if log.is_file() and log.stat().st_size:
+                with log.open("rb") as file:
+                    file.seek(max(0, log.stat().st_size - KEPT_LOG_BYTES))
+                    kept = Path(self.config.log_dir) / "ray" / log.name
+                    kept.parent.mkdir(exist_ok=True)
+                    kept.write_bytes(file.read())
 
     def end_everything(self) -> set[int]:
         """Ends our processes in order: the launcher first, so that Ray frees its actors, then all the rest.
@@ -213,23 +269,30 @@ class Agent:
         Returns:
             The pids that could not be ended.
         """
-        own = os.getpid()
-        mine = processes.descendants(own) | processes.marked(self.config.mark)
+        mine = processes.ours(self.config.mark, joined=self.config.joined)
         shm = processes.shm_files(mine)
         first = {w.child.pid for w in self.watched.values() if w.name in {"launcher", "gateway"}}
         processes.end(first & mine, grace_seconds=5)
         left: set[int] = set()
         for _ in range(3):  # a dying process can still have started another
-            mine = (processes.descendants(own) | processes.marked(self.config.mark)) - {own}
+            mine = processes.ours(self.config.mark, joined=self.config.joined)
             if not mine:
                 break
             shm |= processes.shm_files(mine)
             left = processes.end(mine, grace_seconds=3)
         processes.reap()
-        for path in shm:
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.config.run_dir, ignore_errors=True)
+        processes.remove_shm(shm)
+        with contextlib.suppress(OSError):
+            self._keep_ray_logs()
+        self._clear_run_dir()
         return left
+
+    def _clear_run_dir(self) -> None:
+        """Agents of one machine share the directory: the last one removes it, and none the logs of another's Ray."""
+        ray = Path(self.config.run_dir) / "ray"
+        shutil.rmtree(ray / self.config.name, ignore_errors=True)
+        if not any(ray.glob("*")):
+            shutil.rmtree(self.config.run_dir, ignore_errors=True)
 
 
 def _detach() -> None:
@@ -253,12 +316,7 @@ def _detach() -> None:
 def main() -> None:
     """See the module's text."""
     config = AgentConfig(**json.load(sys.stdin))
-    config = AgentConfig(
-        **{
-            **{name: getattr(config, name) for name in AgentConfig.__slots__},
-            "log_dir": str(Path(config.log_dir).expanduser()),
-        }
-    )
+    config = replace(config, log_dir=str(Path(config.log_dir).expanduser()))
     Path(config.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     Path(config.log_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     _detach()

@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from aiohttp import web
 from longspan.daemon import asking, gateway_config, starting, status
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import identity
-from longspan.daemon.protocol import LONG_POLL_SECONDS, ProtocolError, command_to_json, event_from_json
+from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
 from longspan.deployment import DeploymentSpec
 from longspan.launch import steps
 from longspan.launch.steps import (
@@ -47,6 +48,7 @@ class AgentLink:
     """What the controller knows of one agent."""
 
     instance: str = ""
+    taken: int = 0  # how many of its events; a batch that was sent twice is known by that
     last_beat: float = 0.0
     commands: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -92,7 +94,15 @@ class Controller:
             document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
             self.history.write(json.dumps(document, default=str) + "\n")
         before = self.machine.phase
-        self.perform(self.machine.handle(event, time.monotonic()))
+        try:
+            actions = self.machine.handle(event, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - ours to mend, but nothing may be left running over it
+            traceback.print_exc()
+            actions = self.machine.fail(
+                "launch", f"Longspan failed over {type(event).__name__}: {type(error).__name__}: {error}",
+                "This is an error in Longspan; the traceback stands in controller.log.",
+            )  # fmt: skip
+        self.perform(actions)
         if self.machine.phase != before:
             self.history.flush()
         if self.machine.phase == "gone":
@@ -157,9 +167,10 @@ class Controller:
             value = await asking.ask(
                 ask, self.machine, self.places.api_key.read_text().strip(), self.engine_key
             )
-            await self.feed(Answered(ask.call, value))
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
             await self.feed(Answered(ask.call, error=f"{type(error).__name__}: {error}"))
+            return
+        await self.feed(Answered(ask.call, value))
 
     async def _clock(self) -> None:
         while True:
@@ -186,8 +197,10 @@ class Controller:
     async def post_events(self, request: web.Request) -> web.Response:
         """Beats and events of an agent."""
         name, link = self._link(request)
-        document = await request.json()
-        instance = str(document.get("instance", ""))
+        try:
+            instance, number, events = events_from_json(name, await request.json())
+        except ValueError as error:  # a ProtocolError, or no JSON
+            raise web.HTTPBadRequest(text=f"{error}\n") from error
         if link.instance and instance != link.instance:
             raise web.HTTPGone(text="another agent of this name is at work\n")
         first = not link.instance
@@ -195,18 +208,16 @@ class Controller:
         link.last_beat = time.monotonic()
         if first:
             await self.feed(AgentJoined(name))
-        try:
-            events = [event_from_json(name, item) for item in document.get("events", [])]
-        except ProtocolError as error:
-            raise web.HTTPBadRequest(text=f"{error}\n") from error
-        for event in events:
+        new = events[max(0, link.taken - number) :]
+        link.taken = max(link.taken, number + len(events))
+        for event in new:
             await self.feed(event)
         return web.json_response({})
 
     async def get_commands(self, request: web.Request) -> web.Response:
         """Long-poll for the commands after a sequence number."""
         _, link = self._link(request)
-        after = int(request.query.get("after", "0"))
+        after = _number(request, "0")
         if len(link.commands) <= after:
             link.wake.clear()
             with contextlib.suppress(TimeoutError):
@@ -216,7 +227,7 @@ class Controller:
     async def get_status(self, request: web.Request) -> web.Response:
         """The status document; with `after=VERSION` only once something changed, or after a second."""
         self._authorised(request, self.operator_key)
-        after = int(request.query.get("after", "-1"))
+        after = _number(request, "-1")
         if self.version == after:
             async with self.changed:
                 with contextlib.suppress(TimeoutError):
@@ -231,7 +242,15 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """What `longspan status --json` prints."""
-        return {**status.document(self.machine, self.places, time.monotonic()), "version": self.version}
+        places = self.places
+        document = status.document(
+            self.machine,
+            state_dir=str(places.root),
+            api_key_file=str(places.api_key),
+            logs=str(places.logs),
+            now=time.monotonic(),
+        )
+        return {**document, "version": self.version}
 
     # ---- life
     async def run(self) -> None:
@@ -249,12 +268,13 @@ class Controller:
         site = web.TCPSite(runner, self.listen_host, 0)
         await site.start()
         port = runner.addresses[0][1]
-        self.url = f"http://{self.listen_host}:{port}"
+        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
+        self.url = f"http://{host}:{port}"
         me = identity(os.getpid())
         assert me is not None
         record = {
             "pid": me.pid, "start_ticks": me.start_ticks, "url": self.url, "key": self.operator_key,
-            "identity": self.spec.identity, "mark": self.mark,
+            "identity": self.spec.identity, "mark": self.mark, "run_dir": self.paths.run_dir,
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)
@@ -270,6 +290,14 @@ class Controller:
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
         self.history.close()
+
+
+def _number(request: web.Request, default: str) -> int:
+    """The query's `after`."""
+    try:
+        return int(request.query.get("after", default))
+    except ValueError as error:
+        raise web.HTTPBadRequest(text="after must be a number\n") from error
 
 
 def main() -> None:

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from longspan.daemon import spare
+from longspan.daemon import processes, spare
 from longspan.daemon.versions import installed
 from longspan.launch import commands, digest, reference
+from longspan.launch.logprobs import NotMade
 
 Function = Callable[[dict[str, Any], str], Awaitable[Any]]
 
@@ -43,8 +44,14 @@ async def facts(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
 
 async def write(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     """Writes the token and key files with mode 0600, and vLLM's list of variables that stay per node."""
-    root = Path(run_dir).resolve()
-    for name, text in arguments["files"].items():
+    await asyncio.to_thread(write_files, Path(run_dir), arguments["files"])
+    return {}
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    """Nothing outside the run directory is written, whoever asks."""
+    root = root.resolve()
+    for name, text in files.items():
         path = Path(name)
         if not path.resolve().is_relative_to(root):
             raise ValueError(f"{name} is outside {root}")
@@ -52,8 +59,7 @@ async def write(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-    await asyncio.to_thread(write_local_variables, root / "vllm")
-    return {}
+    write_local_variables(root / "vllm")
 
 
 def write_local_variables(config_dir: Path) -> None:
@@ -91,8 +97,14 @@ async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any
     return found.to_json()
 
 
-async def devices(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
-    """pid -> GPU UUIDs as the driver reports them; pids that are gone are left out; {} where there is no GPU."""
+async def ranks(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Which of these pids are engine processes of this start on this node, and the GPUs the driver says they use.
+
+    Returns:
+        pid -> list of GPU UUIDs, empty where the node has no GPU; a pid that is not ours here is left out.
+    """
+    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    found: dict[str, list[str]] = {str(pid): [] for pid in arguments["pids"] if pid in here}
     try:
         done = await asyncio.to_thread(
             subprocess.run,
@@ -100,12 +112,11 @@ async def devices(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
             capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return {}
-    found: dict[str, list[str]] = {}
+        return found
     for line in done.stdout.splitlines():
         pid, _, uuid = line.partition(",")
-        if pid.strip().isdigit() and int(pid) in arguments["pids"]:
-            found.setdefault(pid.strip(), []).append(uuid.strip())
+        if pid.strip() in found:
+            found[pid.strip()].append(uuid.strip())
     return found
 
 
@@ -116,10 +127,10 @@ async def make_reference(arguments: dict[str, Any], run_dir: str) -> dict[str, A
         return {"skipped": wishes}
     own_wish, exact_wish = wishes
     own = await reference.make_reference(own_wish)
-    if isinstance(own, reference.NotMade):
+    if isinstance(own, NotMade):
         return {"skipped": own.reason}
     exact = await reference.make_reference(exact_wish)
-    return {"own": own.to_json(), "exact": None if isinstance(exact, reference.NotMade) else exact.to_json()}
+    return {"own": own.to_json(), "exact": None if isinstance(exact, NotMade) else exact.to_json()}
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -127,6 +138,6 @@ FUNCTIONS: dict[str, Function] = {
     "write": write,
     "ports": ports,
     "digest": digest_model,
-    "devices": devices,
+    "ranks": ranks,
     "reference": make_reference,
 }

@@ -88,12 +88,22 @@ class Places:
 
     def running(self) -> dict[str, Any] | None:
         """The live controller's record, or None."""
+        found = self.record()
+        return found if found and alive(Identity(found["pid"], found["start_ticks"])) else None
+
+    def record(self) -> dict[str, Any] | None:
+        """The controller's record, whether it lives or died without its farewell; None where there is none."""
         try:
-            record = json.loads(self.controller.read_text())
+            found: dict[str, Any] = json.loads(self.controller.read_text())
         except (OSError, ValueError):
             return None
-        found: dict[str, Any] = record
-        return found if alive(Identity(found["pid"], found["start_ticks"])) else None
+        wanted = {"pid", "start_ticks", "url", "key", "mark", "run_dir"}
+        return found if isinstance(found, dict) and wanted <= found.keys() else None
+
+    @property
+    def starting(self) -> Path:
+        """Locked while a controller is being started, so that two `up` at once do not start two."""
+        return self.root / "starting"
 
     def clear_logs(self) -> None:
         """Logs are those of the last start."""

@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from longspan.launch.words import MARK_VARIABLE
+from longspan.launch.words import AGENT_VARIABLE, MARK_VARIABLE
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 SHM = Path("/dev/shm")
@@ -40,8 +40,8 @@ class Identity:
 def identity(pid: int) -> Identity | None:
     """The identity of a running process; None when there is none, or only a zombie."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (OSError, ValueError):
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
     return None if fields[0] in "ZX" else Identity(pid, int(fields[19]))
@@ -53,17 +53,13 @@ def alive(process: Identity) -> bool:
 
 
 def descendants(root: int) -> set[int]:
-    """All pids below `root`, itself left out."""
+    """All pids below `root`, itself and zombies left out."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            text = (entry / "stat").read_text()
-        except OSError:
-            continue
-        parent = int(text[text.rindex(")") + 2 :].split()[1])
-        children.setdefault(parent, []).append(int(entry.name))
+    zombies = set()
+    for pid, state, parent in _table():
+        children.setdefault(parent, []).append(pid)
+        if state in "ZX":
+            zombies.add(pid)
     found: set[int] = set()
     queue = [root]
     while queue:
@@ -71,15 +67,25 @@ def descendants(root: int) -> set[int]:
             if child not in found:
                 found.add(child)
                 queue.append(child)
-    return found
+    return found - zombies
 
 
-def marked(mark: str) -> set[int]:
-    """All pids whose environment at their start carried `LONGSPAN_MARK=<mark>`, ourselves left out.
+def _table() -> Iterator[tuple[int, str, int]]:
+    """pid, state and parent of every process."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                text = (entry / "stat").read_text(errors="replace")
+                state, parent = text[text.rindex(")") + 2 :].split()[:2]
+                yield int(entry.name), state, int(parent)
+
+
+def marked(mark: str, variable: str = MARK_VARIABLE) -> set[int]:
+    """All pids whose environment at their start carried `<variable>=<mark>`, ourselves left out.
 
     Only processes in our own network namespace count: containers and lab hosts may share the process table.
     """
-    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    wanted = f"{variable}={mark}".encode()
     own_net = _net_namespace("self")
     found = set()
     for entry in Path("/proc").iterdir():
@@ -96,12 +102,18 @@ def marked(mark: str) -> set[int]:
     return found
 
 
+def ours(mark: str, *, joined: bool) -> set[int]:
+    """Every process that this agent answers for: its descendants, and in a Ray that we joined the marked ones."""
+    found = descendants(os.getpid())
+    return found | marked(mark) if joined else found
+
+
 def _net_namespace(pid: str) -> str:
-    return os.readlink(f"/proc/{pid}/ns/net")
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
-def shm_files(pids: set[int]) -> set[Path]:
-    """The files under /dev/shm that these processes have mapped or open; vLLM's rings, Ray's object store."""
+def shm_files(pids: Iterable[int]) -> set[Path]:
+    """The files under /dev/shm that these processes have mapped: vLLM's rings, semaphores, Ray's object store."""
     found: set[Path] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -110,6 +122,15 @@ def shm_files(pids: set[int]) -> set[Path]:
                 if path.startswith("/dev/shm/") and not path.endswith(" (deleted)"):
                     found.add(Path(path))
     return found
+
+
+def remove_shm(files: set[Path]) -> None:
+    """Removes what ended processes left under /dev/shm, unless a process that still runs has it mapped."""
+    if not files:
+        return
+    for path in files - shm_files(pid for pid, _, _ in _table()):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def end(pids: set[int], *, grace_seconds: float) -> set[int]:
@@ -138,22 +159,25 @@ def _wait(processes: set[Identity], seconds: float) -> set[Identity]:
     while processes := {process for process in processes if alive(process)}:
         if time.monotonic() > deadline:
             break
-        reap()
         time.sleep(0.05)
     return processes
 
 
 def reap() -> None:
-    """Collects adopted children that ended; children of `subprocess` are left to it."""
-    known = {child.pid for child in _started if child.returncode is None}
-    for pid in descendants(os.getpid()):
-        if pid not in known:
-            with contextlib.suppress(ChildProcessError, OSError):
-                os.waitpid(pid, os.WNOHANG)
-    for child in _started:
-        child.poll()
+    """Collects adopted children that ended. Our own children are left to `subprocess` and asyncio, which would read a
+    wrong exit status otherwise: they collect theirs at once, so what was dead at the last call already is adopted.
+    """
+    global _dead
+    me = os.getpid()
+    dead = {pid for pid, state, parent in _table() if parent == me and state == "Z"}
+    known = {child.pid for child in _started if child.poll() is None}
+    for pid in (dead & _dead) - known:
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, os.WNOHANG)
+    _dead = dead
 
 
+_dead: set[int] = set()
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -162,7 +186,8 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Starts one process in a session of its own, its output appended to `log`, our mark in its environment."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    full_env = {**os.environ, **env, MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
+    inherited = {key: value for key, value in os.environ.items() if key != AGENT_VARIABLE}
+    full_env = {**inherited, **env, MARK_VARIABLE: mark, "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as out:
         child = subprocess.Popen(
             list(argv),

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
-
 from longspan.daemon.versions import installed
 from longspan.launch.reference import Wish
 from longspan.launch.words import KEY_FILE_VARIABLE
@@ -75,6 +72,9 @@ def wishes(arguments: dict[str, Any]) -> tuple[Wish, Wish] | str:
     """The reference in the deployment's dtype and the one in float32, or why no rank can be spared."""
     model = Path(arguments["model"])
     if not model.is_absolute():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
         try:
             model = Path(
                 snapshot_download(arguments["model"], revision=arguments["revision"], local_files_only=True)

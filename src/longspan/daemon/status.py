@@ -1,8 +1,7 @@
-"""The status document, from the state machine's state. Pure but for the paths it names."""
+"""The status document, from the state machine's state. Pure."""
 
 from typing import Any
 
-from longspan.daemon.places import Places
 from longspan.launch import steps, verdict
 
 
@@ -15,7 +14,12 @@ def _phases(machine: steps.Steps, now: float) -> list[dict[str, Any]]:
             continue
         ended = machine.ended.get(phase)
         failed = machine.failure is not None and machine.failure.phase == phase
-        state = "failed" if failed else "done" if ended is not None else "running"
+        if failed:
+            state = "failed"
+        elif machine.phase in {"stopping", "gone"} and phase == machine.stopped_in:
+            state = "stopped"
+        else:
+            state = "done" if ended is not None else "running"
         found.append(
             {
                 "phase": phase,
@@ -72,11 +76,13 @@ def _ranks(machine: steps.Steps) -> list[dict[str, Any]]:
     return rows
 
 
-def document(machine: steps.Steps, places: Places, now: float) -> dict[str, Any]:
+def document(
+    machine: steps.Steps, *, state_dir: str, api_key_file: str, logs: str, now: float
+) -> dict[str, Any]:
     """What `longspan status --json` prints; no secret in it."""
     spec = machine.spec
     begun = machine.started["agents"]
-    first = machine.ended.get("first token")
+    first = machine.ended.get("first token") if machine.first_token else None
     return {
         "name": spec.name,
         "phase": machine.phase,
@@ -85,7 +91,7 @@ def document(machine: steps.Steps, places: Places, now: float) -> dict[str, Any]
         "served_name": spec.served_name,
         "layout": {"tp": spec.tp, "pp": spec.pp, "executor": spec.executor, "device": spec.device},
         "endpoint": f"http://{machine.gateway_address}/v1" if machine.gateway_address else None,
-        "api_key_file": str(places.api_key),
+        "api_key_file": api_key_file,
         "ray": {"address": machine.ray_address, "joined": bool(spec.ray_address)},
         "placement_group": machine.placement_group or None,
         "nodes": [
@@ -104,6 +110,6 @@ def document(machine: steps.Steps, places: Places, now: float) -> dict[str, Any]
         "proof": {"summary": verdict.summary(machine.proof), **machine.proof.to_json()} if machine.proof else None,
         "findings": [finding.to_json() for finding in machine.findings],
         "failure": machine.failure.to_json() if machine.failure else None,
-        "state_dir": str(places.root),
-        "logs": str(places.logs),
+        "state_dir": state_dir,
+        "logs": logs,
     }  # fmt: skip

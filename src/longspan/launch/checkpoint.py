@@ -132,6 +132,8 @@ def sampled_blocks(
     """
     head = min(max(header_bytes, SAMPLE_BLOCK_BYTES), size_bytes)
     tail = max(size_bytes - SAMPLE_BLOCK_BYTES, head)
+    # What does not fill a block is read with the header, so that no byte is out of every nonce's reach.
+    head += (tail - head) % SAMPLE_BLOCK_BYTES
     yield 0, head
     slots = (tail - head) // SAMPLE_BLOCK_BYTES
     count = min(count, slots)

@@ -1,6 +1,7 @@
 """Plan -> argv and environment, as pure functions: what is run can be read, tested and shown before it is run."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +32,20 @@ OWNED_FLAGS: dict[str, str] = {
     "--model": "the MODEL argument",
     "--served-model-name": "--name-served",
     "--revision": "--revision",
-    "--data-parallel-size": "several replicas, which are not there yet",
     "-dp": "several replicas, which are not there yet",
+    "-dcp": "nothing: context parallelism is not laid out yet",
+    "--decode-context-parallel-size": "nothing: context parallelism is not laid out yet",
+    "-pcp": "nothing: context parallelism is not laid out yet",
+    "--prefill-context-parallel-size": "nothing: context parallelism is not laid out yet",
+    "--device-ids": "gpus and the order of the nodes in the cluster file",
     "--ray-workers-use-nsight": "nothing: it changes Ray's runtime environment, which Longspan sets",
 }
+# Whole families: `--data-parallel-size-local`, `-dpl`, … of vLLM 0.32.
+OWNED_PREFIXES: dict[str, str] = {"--data-parallel-": "several replicas, which are not there yet"}
+OWNED_FLAGS |= dict.fromkeys(
+    ("-dpn", "-dpr", "-dpl", "-dpa", "-dpp", "-dpb", "-dph", "-dpe", "-dpm"),
+    OWNED_PREFIXES["--data-parallel-"],
+)
 
 # Where a value given on one node is wrong on another. vLLM's Ray executor hands the driver's environment to every
 # rank with setdefault; these stay out of it (vLLM reads the list from ray_non_carry_over_env_vars.json).
@@ -59,6 +70,9 @@ NODE_LOCAL_VARIABLES = (
     "OLDPWD",
 )
 
+# Ray drops lines of other workers that differ in numbers only, such as each rank's own announcement: with three ranks
+# the second would never be read back. Set where a driver prints its workers' logs: launcher and engine core.
+_WHOLE_LOGS = {"RAY_DEDUP_LOGS": "0"}
 OBJECT_STORE_BYTES = 200 * (1 << 20)  # ranks exchange nothing through it but actor arguments
 
 
@@ -94,12 +108,31 @@ def refuse_owned_flags(arguments: Sequence[str]) -> None:
         InputError: a flag that Longspan owns, with what to use instead.
     """
     for argument in arguments:
-        flag = argument.split("=", 1)[0].replace("_", "-") if argument.startswith("-") else ""
-        if flag in OWNED_FLAGS:
+        owned = owned_flag(argument)
+        if owned:
             raise InputError(
                 f"{argument.split('=', 1)[0]} decides where ranks run or who may reach them, and Longspan owns it.",
-                f"Use {OWNED_FLAGS[flag]} instead.",
+                f"Use {owned} instead.",
             )
+
+
+def owned_flag(argument: str) -> str:
+    """What to use instead of a flag that Longspan owns, in any spelling that vLLM takes for it; empty for all others.
+
+    vLLM's parser is argparse with underscores for dashes: a long flag may be cut short where it stays unambiguous
+    (`--tensor-par 2`), and the value may stand at a short flag of one letter (`-n2`).
+    """
+    flag = argument.split("=", 1)[0]
+    if re.fullmatch(r"-[a-z]+\d+", flag):
+        flag = flag.rstrip("0123456789")
+    elif flag.startswith("--"):
+        flag = flag.replace("_", "-")
+    if len(flag) < (4 if flag.startswith("--") else 2) or not flag.startswith("-"):
+        return ""
+    for whole, instead in OWNED_FLAGS.items():
+        if whole.startswith(flag):
+            return instead
+    return next((instead for prefix, instead in OWNED_PREFIXES.items() if flag.startswith(prefix)), "")
 
 
 def ray_environment(token_file: str) -> dict[str, str]:
@@ -110,6 +143,8 @@ def ray_environment(token_file: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray's and vLLM's process titles would overwrite /proc/PID/environ, by which agents know their own.
         "SPT_NOENV": "1",
+        # Ray runs its workers at nice 15. Ours are the engine: they must not give way to anything else on the host.
+        "RAY_worker_niceness": "0",
     }
 
 
@@ -179,12 +214,11 @@ def engine_arguments(
     ]  # fmt: skip
     if spec.revision:
         arguments += ["--revision", spec.revision]
-    given = {argument.split("=", 1)[0].replace("_", "-") for argument in spec.vllm_arguments}
-    if (
-        spec.device == "cpu"
-        and spec.pp > 1
-        and not given & {"--compilation-config", "-O", "-cc", "--enforce-eager"}
-    ):
+    # `--compilation-config.mode 2` and `-O2` are spellings of the same wish.
+    given = {re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-") for argument in spec.vllm_arguments}
+    compiled = given & {"--compilation-config", "-cc", "--enforce-eager", "--optimization-level"}
+    compiled |= {argument for argument in given if re.fullmatch(r"-O\d?", argument)}
+    if spec.device == "cpu" and spec.pp > 1 and not compiled:
         # Without a warm-up, PP > 1 on the CPU dies at the first request (vLLM 0.32: intermediate_tensors is None);
         # this mode warms up and needs no compiler.
         arguments += ["--compilation-config", json.dumps({"mode": 2, "backend": "eager"})]
@@ -193,10 +227,15 @@ def engine_arguments(
     return [*arguments, *spec.vllm_arguments]
 
 
-def front_environment(spec: DeploymentSpec, *, key_file: str, config_dir: str) -> dict[str, str]:
+def front_environment(
+    spec: DeploymentSpec, *, ray_address: str, key_file: str, config_dir: str
+) -> dict[str, str]:
     """The environment of the process that runs vLLM's front end under the Ray executor."""
     return {
         **device_environment(spec),
+        # The engine core is a child process that calls ray.init() without an address: it would join whatever Ray it
+        # finds on the machine, or start one.
+        "RAY_ADDRESS": ray_address,
         # Always set: vLLM would sort the bundles by random node id otherwise.
         "VLLM_RAY_BUNDLE_INDICES": ",".join(map(str, range(spec.world_size))),
         "VLLM_HOST_IP": spec.rank_nodes()[0].address,
@@ -226,12 +265,23 @@ def launcher(
         "reserve_timeout_seconds": 120,
         "rank_addresses": [node.address for node in ranks],
         "executor": spec.executor,
-        "env": {**mark, "SPT_NOENV": "1", **device_environment(spec), **_hook_environment(spec)},
+        "env": {
+            **mark,
+            **_WHOLE_LOGS,
+            "SPT_NOENV": "1",
+            **device_environment(spec),
+            **_hook_environment(spec),
+        },
         "front_env": dict(front_env),
         "arguments": list(arguments),
         "joined": bool(spec.ray_address),
     }
-    env = {**(ray_environment(token_file) if token_file else {"SPT_NOENV": "1"}), **mark, **first.env}
+    env = {
+        **(ray_environment(token_file) if token_file else {"SPT_NOENV": "1"}),
+        **_WHOLE_LOGS,
+        **mark,
+        **first.env,
+    }
     argv = (first.python, "-m", "longspan.launch.ray_driver")
     return Process("launcher", argv, "engine", env, json.dumps(wanted))
 

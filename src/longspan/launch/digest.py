@@ -113,13 +113,13 @@ def digest_checkpoint(
     return CheckpointDigest(str(directory), nonce, digests)
 
 
-def checkpoint_identity(directory: Path) -> str:
+def checkpoint_identity(directory: Path, *, whole_limit_bytes: int = WHOLE_LIMIT_BYTES) -> str:
     """Names a copy by its content, for caches. Large copies are sampled, so their files' times of change count too.
 
     Raises:
         ModelError: as `digest_checkpoint`.
     """
-    digest = digest_checkpoint(directory, _IDENTITY_NONCE)
+    digest = digest_checkpoint(directory, _IDENTITY_NONCE, whole_limit_bytes=whole_limit_bytes)
     if digest.mode == "whole":
         return digest.identity
     state = hashlib.blake2b(digest.identity.encode(), digest_size=32)

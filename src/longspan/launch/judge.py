@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from longspan.errors import ProofError
-from longspan.finding import Evidence, Finding
+from longspan.finding import Finding
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.logprobs import Reference, TokenLogprobs, agreement
 from longspan.launch.proof import Layer, Tolerance, failed
+from longspan.launch.suspects import which_node
 from longspan.units import format_bytes
 
 
@@ -66,24 +67,24 @@ def reference_layer(
         "limit_nats": round(limit, 5),
         "nodes": len(found),
     }
-    saw = (
+    seen = (
         f"log-probabilities of {worst.count} given tokens differ from a one-rank run on {node} "
         f"({references[node].made_by}, dtype {references[node].dtype}) by {worst.mean_abs:.4f} on average, "
         f"{worst.max_abs:.2f} at most; limit {limit:.4f}, {tolerance.source}"
     )
     if worst.mean_abs <= limit:
-        return Layer("reference", "passed", saw, figures)
+        return Layer("reference", "passed", seen, figures)
     if len(references) > 1:
-        return Layer("reference", "failed", saw, figures, which_node(head, references, deployed, tolerance))
+        return Layer("reference", "failed", seen, figures, which_node(head, references, deployed, tolerance))
     finding = Finding(
         subject="deployment",
         severity="error",
         cause="proof-logprobs-differ",
-        summary=f"The deployment does not give this checkpoint's answers: {saw}.",
+        summary=f"The deployment does not give this checkpoint's answers: {seen}.",
         remedy="Digest the copies with --full, and make a reference on every node to see whose copy differs.",
         source="one-rank reference",
     )
-    return Layer("reference", "failed", saw, figures, (finding,))
+    return Layer("reference", "failed", seen, figures, (finding,))
 
 
 def paths_layer(
@@ -99,13 +100,13 @@ def paths_layer(
         key: value for key, value in found.to_json().items() if "perplexity" not in key
     }
     figures["limit_nats"] = round(limit, 5)
-    saw = (
+    seen = (
         f"log-probabilities of {found.count} generated tokens differ from those of the same tokens sent back as a prompt "
         f"by {found.mean_abs:.4f} on average, {found.max_abs:.2f} at most; limit {limit:.4f}"
     )
     if found.mean_abs <= limit:
-        return Layer("paths", "passed", saw, figures)
-    return replace(failed("paths", saw), figures=figures)
+        return Layer("paths", "passed", seen, figures)
+    return replace(failed("paths", seen), figures=figures)
 
 
 def completion_layer(text: str, tokens: int, seconds: float) -> Layer:
@@ -115,72 +116,3 @@ def completion_layer(text: str, tokens: int, seconds: float) -> Layer:
         return replace(failed("completion", "the completion through the gateway is empty"), figures=figures)
     shown = " ".join(text.split())[:60]
     return Layer("completion", "passed", f"{tokens} tokens came back: “{shown}”", figures)
-
-
-def which_node(
-    head: str, references: Mapping[str, Reference], deployed: Sequence[TokenLogprobs], tolerance: Tolerance
-) -> tuple[Finding, ...]:
-    """Says whose copy is wrong, from one-rank references that every node made of its own copy.
-
-    The nodes' references are honest to each other within the tolerance when their copies are the same, forged digests or not.
-    Where most nodes agree, those that do not are named; of two, the one that is not the head, since nothing tells which of two
-    is right. If all agree, the copies are not the cause, and the finding says that instead.
-
-    Args:
-        head: the node whose reference counts where no majority does.
-        references: node name to the reference made on it with its own copy; must hold the head's.
-        deployed: the deployment's values, for the evidence.
-
-    Raises:
-        ProofError: a reference is about other tokens.
-    """
-    limit = tolerance.mean_abs_nats
-    near = {
-        node: [
-            other
-            for other, theirs in references.items()
-            if agreement(own.texts, theirs.texts).mean_abs <= limit
-        ]
-        for node, own in references.items()
-    }
-    largest = max(len(group) for group in near.values())
-    judge = head if len(near[head]) == largest else next(n for n, g in near.items() if len(g) == largest)
-    majority = 2 * largest > len(references)
-    findings = []
-    for node, own in references.items():
-        apart = agreement(own.texts, references[judge].texts)
-        if apart.mean_abs <= limit:
-            continue
-        from_deployment = agreement(deployed, own.texts).mean_abs
-        findings.append(
-            Finding(
-                subject=node,
-                severity="error",
-                cause="proof-node-copy-differs",
-                summary=f"The copy of the checkpoint on {node} gives other log-probabilities than that on {judge}: "
-                f"{apart.mean_abs:.4f} apart on average, where {limit:.4f} is honest. Its weights are damaged or of another "
-                "revision, whatever its digests say."
-                + ("" if majority else f" No majority tells which of the copies is right; {judge}'s counts."),
-                evidence=(
-                    Evidence("reference", 0, f"{node} against {judge}: {apart.to_json()}"),
-                    Evidence("deployment", 0, f"{from_deployment:.4f} apart from {node}'s reference"),
-                ),
-                remedy=f"Copy the checkpoint to {node} again from {judge}, and start again.",
-                source="one-rank reference made on each node",
-                confidence=0.95 if majority else 0.7,
-            )
-        )
-    if findings:
-        return tuple(findings)
-    return (
-        Finding(
-            subject="deployment",
-            severity="error",
-            cause="proof-copies-agree",
-            summary=f"Every node's own copy gives the same log-probabilities ({', '.join(references)}), so the copies are not "
-            "the cause. What remains is what only the deployment has: sharding, its kernels and arguments, or a collective "
-            "that returns wrong sums.",
-            remedy="Run `longspan check` for the collectives; try --enforce-eager, then another attention backend.",
-            source="one-rank reference made on each node",
-        ),
-    )

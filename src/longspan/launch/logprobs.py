@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longspan.errors import ProofError
-from longspan.launch.proof_texts import TEXTS, TEXTS_VERSION
+from longspan.launch.proof_texts import TEXTS_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Reference:
     Attributes:
         dtype: what the engine was asked for: "auto" is the checkpoint's own, "float32" the exact run.
         made_by: engine version and device, in words.
-        texts: one entry for each of `TEXTS`; empty answers are not allowed.
+        texts: one entry for each text of `proof_texts.TEXTS`.
     """
 
     dtype: str
@@ -70,6 +70,26 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class NotMade:
+    """No reference, and why; the proof's layer is then skipped with this reason."""
+
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that agents send."""
+        return {"not_made": self.reason}
+
+
+def read_reference(data: Mapping[str, Any]) -> Reference | NotMade:
+    """Reads what either of the two wrote with `to_json`.
+
+    Raises:
+        KeyError: a field is missing.
+    """
+    return NotMade(str(data["not_made"])) if "not_made" in data else Reference.from_json(data)
+
+
+@dataclass(frozen=True, slots=True)
 class Agreement:
     """How far two answers about the same tokens are apart, in nats.
 
@@ -77,12 +97,15 @@ class Agreement:
         count: tokens compared.
         mean_abs: mean of the absolute differences; what verdicts are made of.
         max_abs: the largest one; reported only, since one rare token moves it by half a nat in honest runs.
+        mean, mean_error: mean of the signed differences and its standard error; whether one side finds the tokens less likely.
         perplexity, reference_perplexity: of both sides; reported only, since a dead layer hardly moves them.
     """
 
     count: int
     mean_abs: float
     max_abs: float
+    mean: float
+    mean_error: float
     perplexity: float
     reference_perplexity: float
 
@@ -92,6 +115,8 @@ class Agreement:
             "tokens": self.count,
             "mean_abs_nats": round(self.mean_abs, 5),
             "max_abs_nats": round(self.max_abs, 5),
+            "mean_nats": round(self.mean, 5),
+            "mean_standard_error_nats": round(self.mean_error, 5),
             "perplexity": round(self.perplexity, 4),
             "reference_perplexity": round(self.reference_perplexity, 4),
         }
@@ -154,9 +179,12 @@ def read_generated(answer: Mapping[str, Any]) -> tuple[tuple[int, ...], TokenLog
     """
     choice = _choice(answer)
     prompt, ids = choice.get("prompt_token_ids"), choice.get("token_ids")
-    values = (choice.get("logprobs") or {}).get("token_logprobs")
-    if not prompt or not ids or not isinstance(values, list) or len(values) != len(ids):
+    logprobs = choice.get("logprobs")
+    values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+    if not isinstance(prompt, list) or not isinstance(ids, list) or not isinstance(values, list):
         raise ProofError("the answer has no token_ids with their logprobs")
+    if not prompt or not ids or len(values) != len(ids):
+        raise ProofError("the answer has not one logprob for each generated token")
     return tuple(prompt), TokenLogprobs(tuple(ids), _finite(values))
 
 
@@ -181,22 +209,21 @@ def agreement(values: Sequence[TokenLogprobs], reference: Sequence[TokenLogprobs
     if ours != theirs or not any(ours):
         raise ProofError("the two answers are about different tokens")
     deltas = [
-        abs(a - b)
+        a - b
         for one, other in zip(values, reference, strict=True)
         for a, b in zip(one.logprobs, other.logprobs, strict=True)
     ]
+    mean = math.fsum(deltas) / len(deltas)
+    variance = math.fsum((delta - mean) ** 2 for delta in deltas) / len(deltas)
     return Agreement(
         count=len(deltas),
-        mean_abs=math.fsum(deltas) / len(deltas),
-        max_abs=max(deltas),
+        mean_abs=math.fsum(map(abs, deltas)) / len(deltas),
+        max_abs=max(map(abs, deltas)),
+        mean=mean,
+        mean_error=math.sqrt(variance / len(deltas)),
         perplexity=perplexity(values),
         reference_perplexity=perplexity(reference),
     )
-
-
-def whole_texts(texts: Sequence[TokenLogprobs]) -> bool:
-    """Whether every text of the proof was answered."""
-    return len(texts) == len(TEXTS) and all(text.token_ids for text in texts)
 
 
 def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:

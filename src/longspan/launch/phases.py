@@ -10,7 +10,7 @@ from typing import Literal
 EnginePhase = Literal["starting", "joined", "loading", "warm-up", "ready"]
 ORDER: tuple[EnginePhase, ...] = ("starting", "joined", "loading", "warm-up", "ready")
 
-# "rank 1 in world size 2 is assigned as DP rank 0, PP rank 1, …" (vllm/distributed/parallel_state.py)
+# A rank announces itself in vllm/distributed/parallel_state.py.
 _ASSIGNED = re.compile(r"rank (\d+) in world size (\d+) is assigned as")
 # Ray's driver prefix "(RayWorkerProc pid=123, ip=10.0.0.2) "; no ip for processes on the driver's own node.
 _RAY_PREFIX = re.compile(r"\((\w+) pid=(\d+)(?:, ip=([0-9a-fA-F.:]+))?\)")

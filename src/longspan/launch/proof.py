@@ -1,4 +1,4 @@
-"""The proof that a deployment gives the checkpoint's answers: layers, each with what it saw, what it sees and what it cannot see.
+"""The proof that a deployment gives the checkpoint's answers: layers, each with what was seen, what it can see and what it cannot.
 
 How the controller makes one (`judge.py` decides, `digest.py`, `prover.py` and `reference.py` ask):
 
@@ -12,7 +12,7 @@ How the controller makes one (`judge.py` decides, `digest.py`, `prover.py` and `
 The tolerance. Two honest runs in bfloat16 under different orders of summation each deviate from the exact values by about the same
 mean d, so from each other by up to about sqrt(2) d. The limit is twice d, with d measured for this very checkpoint as the mean
 distance between one-rank runs in the deployment's dtype and in float32. Measured with vLLM 0.32 on CPU, SmolLM2-135M-Instruct and
-this module's texts (782 tokens): see docs/proof.md.
+the proof's texts (782 tokens): d = 0.034, so the limit is 0.067; TP=3 is 0.039 from TP=1, a dead layer 0.15 to 0.26 (docs/proof.md).
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,13 @@ from longspan.launch.logprobs import Reference, agreement
 State = Literal["passed", "failed", "skipped"]
 LayerName = Literal["digests", "completion", "reference", "paths"]
 
-# Honest runs differ by up to sqrt(2) of the noise; a dead attention output is above five times it (docs/proof.md).
+# Honest runs differ by up to sqrt(2) of the noise; a dead attention output by four to eight times it (docs/proof.md).
 NOISE_FACTOR = 2.0
 # Where the dtype is float32 itself the measured noise is zero, yet orders of summation still differ a little.
 TOLERANCE_FLOOR_NATS = 0.01
-# A guess for a checkpoint whose noise cannot be measured: three times what SmolLM2 shows, half of what a dead layer does there.
-DEFAULT_TOLERANCE_NATS = 0.1
+# A guess for a checkpoint whose noise cannot be measured: midway (as a ratio) between the honest distance and the least that a
+# dead layer makes on SmolLM2 (docs/proof.md).
+DEFAULT_TOLERANCE_NATS = 0.08
 
 # What each layer can see and what it cannot, for people who decide how far to trust it.
 _SIGHT: dict[LayerName, tuple[str, str]] = {
@@ -61,23 +62,23 @@ class Layer:
     """One kind of evidence.
 
     Attributes:
-        saw: one sentence with the figures.
+        seen: one sentence with the figures.
         figures: the same for machines; units are in the names.
     """
 
     name: LayerName
     state: State
-    saw: str
+    seen: str
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
     @property
-    def sees(self) -> str:
+    def can_see(self) -> str:
         """What this kind of evidence can tell."""
         return _SIGHT[self.name][0]
 
     @property
-    def blind_to(self) -> str:
+    def cannot_see(self) -> str:
         """What this kind of evidence cannot tell."""
         return _SIGHT[self.name][1]
 
@@ -86,9 +87,9 @@ class Layer:
         return {
             "name": self.name,
             "state": self.state,
-            "saw": self.saw,
-            "sees": self.sees,
-            "blind_to": self.blind_to,
+            "seen": self.seen,
+            "can_see": self.can_see,
+            "cannot_see": self.cannot_see,
             "figures": dict(self.figures),
             "findings": [finding.to_json() for finding in self.findings],
         }
@@ -109,13 +110,26 @@ class Proof:
         return "verified" if passed == set(_SIGHT) else "partly verified"
 
     @property
+    def summary(self) -> str:
+        """The verdict with the layers that stand behind it, in one line."""
+        names = {
+            state: ", ".join(layer.name for layer in self.layers if layer.state == state)
+            for state in ("failed", "passed", "skipped")
+        }
+        return "; ".join([self.verdict, *(f"{state}: {found}" for state, found in names.items() if found)])
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """Everything that was found, over all layers."""
         return tuple(finding for layer in self.layers for finding in layer.findings)
 
     def to_json(self) -> dict[str, Any]:
         """The form that `--json` prints."""
-        return {"verdict": self.verdict, "layers": [layer.to_json() for layer in self.layers]}
+        return {
+            "verdict": self.verdict,
+            "summary": self.summary,
+            "layers": [layer.to_json() for layer in self.layers],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +145,18 @@ def skipped(name: LayerName, reason: str) -> Layer:
     return Layer(name, "skipped", reason)
 
 
-def failed(name: LayerName, saw: str) -> Layer:
+def failed(name: LayerName, seen: str) -> Layer:
     """A layer that failed, with one finding about the deployment as a whole."""
     finding = Finding(
         subject="deployment",
         severity="error",
         cause=f"proof-{name}-failed",
-        summary=f"{saw[:1].upper()}{saw[1:]}.",
+        summary=f"{seen[:1].upper()}{seen[1:]}.",
         remedy="Do not send traffic to this deployment. Try another attention backend or start without prefix caching."
         if name == "paths"
         else "Do not send traffic to this deployment; `longspan doctor` reads its logs.",
     )
-    return Layer(name, "failed", saw, {}, (finding,))
+    return Layer(name, "failed", seen, {}, (finding,))
 
 
 def measured_tolerance(reference: Reference, exact: Reference) -> Tolerance:

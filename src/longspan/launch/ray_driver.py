@@ -28,7 +28,6 @@ def report(event: str, **fields: Any) -> None:
     sys.stdout.flush()
 
 
-@ray.remote(num_cpus=0, num_gpus=0, max_restarts=0)
 class EngineFrontEnd:
     """vLLM's API server and engine core; the executor's ranks become sibling actors in our placement group."""
 
@@ -43,7 +42,6 @@ class EngineFrontEnd:
         engine_main.main(arguments)
 
 
-@ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)
 class BundleHolder:
     """Keeps one bundle while the mp executor's rank, started by the agent, uses its GPU."""
 
@@ -121,14 +119,17 @@ def run(wanted: dict[str, Any]) -> int:
     group = reserve(wanted, node_ids)
     if wanted["executor"] == "mp":
         holders = [
-            BundleHolder.options(scheduling_strategy=strategy(group, i)).remote()
+            ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)(BundleHolder)
+            .options(scheduling_strategy=strategy(group, i))
+            .remote()
             for i in range(len(wanted["rank_addresses"]))
         ]
         report("holders", holders=ray.get([h.describe.remote() for h in holders]))
         while True:  # until the agent stops this process, or a holder dies with its node
             ray.get([h.describe.remote() for h in holders])
             time.sleep(1)
-    front = EngineFrontEnd.options(scheduling_strategy=strategy(group, 0)).remote()
+    actor = ray.remote(num_cpus=0, num_gpus=0, max_restarts=0)(EngineFrontEnd)
+    front = actor.options(scheduling_strategy=strategy(group, 0)).remote()
     report("front_end", **ray.get(front.describe.remote()))
     ray.get(front.serve.remote(wanted["arguments"], wanted["front_env"]))
     return 0

@@ -34,7 +34,6 @@ def nodes() -> list[dict[str, Any]]:
     ]
 
 
-@ray.remote(num_cpus=0)
 def start_agent(python: str, config: str) -> str:
     """Runs on the node: the agent's program goes into the background by itself and must not inherit Ray's job."""
     import os
@@ -64,7 +63,11 @@ def main(arguments: list[str]) -> None:
         return
     node = next(node for node in found if node["address"] == wanted["address"])
     strategy = NodeAffinitySchedulingStrategy(node_id=node["id"], soft=False)
-    task = start_agent.options(scheduling_strategy=strategy).remote(wanted["python"], wanted["config"])
+    task = (
+        ray.remote(num_cpus=0)(start_agent)
+        .options(scheduling_strategy=strategy)
+        .remote(wanted["python"], wanted["config"])
+    )
     print(ray.get(task, timeout=80))
 
 

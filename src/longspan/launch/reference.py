@@ -11,28 +11,22 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
-import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
-
 from longspan.errors import LaunchError, ProofError
 from longspan.launch.digest import checkpoint_identity, weights_bytes
-from longspan.launch.logprobs import Reference
+from longspan.launch.logprobs import NotMade, Reference
+from longspan.launch.one_rank import running_engine
 from longspan.launch.proof_texts import TEXTS_VERSION
-from longspan.launch.prover import Endpoint, score_texts
+from longspan.launch.prover import score_texts
 from longspan.units import GIB, format_bytes
 
 _NAME = "reference"
 # What one rank needs beside its weights: a measured 1.6 GiB of resident libraries and buffers on CPU, and a small KV cache.
 _OVERHEAD_BYTES = 3 * GIB
-_STOP_SECONDS = 10.0
-_LOG_TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +56,6 @@ class Wish:
     env: Mapping[str, str] | None = field(default=None, repr=False)
     free_bytes: int | None = None
     timeout_seconds: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class NotMade:
-    """No reference, and why; the proof's layer is then skipped with this reason."""
-
-    reason: str
 
 
 def default_argv(wish: Wish, socket: Path) -> list[str]:
@@ -104,7 +91,12 @@ async def make_reference(wish: Wish) -> Reference | NotMade:
             f"one rank needs {format_bytes(needed)} for this checkpoint in dtype {wish.dtype}, and {format_bytes(free)} are free"
         )
     try:
-        async with _engine(wish) as endpoint:
+        async with running_engine(
+            lambda socket: default_argv(wish, socket),
+            model=_NAME,
+            env=wish.env,
+            timeout_seconds=wish.timeout_seconds,
+        ) as endpoint:
             texts = await score_texts(endpoint)
     except (LaunchError, ProofError) as error:
         return NotMade(f"the one-rank engine gave none: {error.what}")
@@ -129,102 +121,6 @@ async def engine_version(python: str = sys.executable, env: Mapping[str, str] | 
         if process.returncode is None:
             process.kill()
     return output.decode().strip() or "unknown"
-
-
-@contextlib.asynccontextmanager
-async def _engine(wish: Wish) -> AsyncIterator[Endpoint]:
-    """A running one-rank engine; nothing of it is left afterwards, whatever happens inside."""
-    home = Path(
-        tempfile.mkdtemp(prefix="longspan-ref-")
-    )  # short, since a socket's path has at most 107 bytes
-    socket, log = home / "s", home / "log"
-    process: asyncio.subprocess.Process | None = None
-    try:
-        with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *default_argv(wish, socket),
-                env=None if wish.env is None else dict(wish.env),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                cwd=home,
-            )
-        endpoint = Endpoint("http://localhost", _NAME, unix_socket=str(socket), timeout_seconds=300)
-        await _until_ready(process, endpoint, log, wish.timeout_seconds)
-        yield endpoint
-    except FileNotFoundError as error:
-        raise LaunchError(f"{wish.entry[0]} does not exist, so no engine can be started.") from error
-    finally:
-        if process is not None:
-            stop = asyncio.ensure_future(_stop(process))
-            try:
-                await asyncio.shield(stop)
-            except asyncio.CancelledError:
-                _kill_session(process.pid)
-                await stop
-                raise
-            finally:
-                shutil.rmtree(home, ignore_errors=True)
-        else:
-            shutil.rmtree(home, ignore_errors=True)
-
-
-async def _until_ready(
-    process: asyncio.subprocess.Process, endpoint: Endpoint, log: Path, timeout_seconds: float
-) -> None:
-    """Waits until `/health` answers.
-
-    Raises:
-        LaunchError: the engine ended, or the time ran out; with the last words of its log.
-    """
-    try:
-        async with asyncio.timeout(timeout_seconds), endpoint.session() as session:
-            while process.returncode is None:
-                with contextlib.suppress(aiohttp.ClientError, OSError):
-                    async with session.get(f"{endpoint.base_url}/health") as response:
-                        if response.status == 200:
-                            return
-                await asyncio.sleep(0.25)
-    except TimeoutError as error:
-        raise LaunchError(f"it was not ready after {timeout_seconds:.0f} s; {_last_words(log)}") from error
-    raise LaunchError(f"it ended with status {process.returncode}; {_last_words(log)}")
-
-
-def _last_words(log: Path) -> str:
-    text = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line]
-    return f"its log says: {(errors or lines or ['nothing'])[-1][:300]}"
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, time to end, then SIGKILL for everything that is left in the engine's session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _STOP_SECONDS)
-    _kill_session(process.pid)
-    await process.wait()
-
-
-def _kill_session(leader: int) -> None:
-    """Kills every process of the session, whichever process groups they made for themselves."""
-    for pid in _session_members(leader):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _session_members(leader: int) -> Sequence[int]:
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                # After the command's closing parenthesis: state, parent, process group, session (proc(5)).
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == leader and fields[0] != "Z":
-                    members.append(int(entry.name))
-    return members
 
 
 def _needed_bytes(wish: Wish) -> int:

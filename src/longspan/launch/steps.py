@@ -9,7 +9,7 @@ replayed. The controller's loop feeds it and does what it says; a test feeds it 
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from longspan.deployment import DeploymentSpec, NodeSpec
@@ -31,9 +31,13 @@ Phase = Literal[
 # How long a phase may show no sign of life. The engine's is long: weights of hundreds of GiB load in silence, and
 # a process that dies ends the wait at once anyway.
 QUIET_SECONDS: dict[str, float] = {
-    "agents": 60, "checkpoint": 1800, "ray": 90, "reservation": 180, "engine": 1800, "gateway": 60,
+    "agents": 60, "checkpoint": 1800, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
     "first token": 300, "verified": 1800,
 }  # fmt: skip
+# While everything is being stopped: how long an agent may be silent, and how long one that was being started is
+# waited for. Longer than ssh takes to give up a host that does not answer (10 s).
+STOP_SILENT_SECONDS = 30.0
+STOP_JOIN_SECONDS = 20.0
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -206,6 +210,9 @@ class Steps:
     Attributes:
         mark: identifies the processes of this start on every node.
         secrets: contents of the token and key files, by path; written by the agents, never printed.
+        joined: agents that answer; `not_started`: those that could not be started.
+        waiting: calls and questions without an answer yet; any other answer is dropped.
+        stopping: while stopping, the agents whose confirmation is awaited; `stopped_in`: the phase before.
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         ranks: rank -> what its own process said.
         facts: node -> what its agent found there.
@@ -224,8 +231,10 @@ class Steps:
     engine_phase: EnginePhase = "starting"
     engine_times: dict[str, float] = field(default_factory=dict)
     joined: set[str] = field(default_factory=set)
+    not_started: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
     stopping: set[str] = field(default_factory=set)
+    stopped_in: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, CheckpointDigest | None] = field(default_factory=dict)
     ports: dict[str, list[int]] = field(default_factory=dict)
@@ -235,7 +244,7 @@ class Steps:
     bundles: list[str] = field(default_factory=list)
     gpu_ids: list[list[int]] = field(default_factory=list)
     ranks: dict[int, RankSeen] = field(default_factory=dict)
-    rank_devices: dict[str, Any] = field(default_factory=dict)
+    rank_devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     gateway_address: str = ""
     gateway_up: bool = False
     engine_url: str = ""
@@ -315,34 +324,49 @@ class Steps:
     def _stop(self) -> list[Action]:
         if self.phase in {"stopping", "gone"}:
             return []
+        self.stopped_in = self.phase
         self._enter("stopping")
-        self.stopping = {name for name in self.agents if name in self.joined}
+        self.waiting.clear()
+        # An agent that is being started is waited for: nobody else would end it before its lease.
+        self.stopping = set(self.agents) - self.not_started
         actions: list[Action] = []
         if self.gateway_up:
             actions.append(SetGateway("out", "the deployment is being stopped"))
-        # The nodes first: a follower must not outlive the reservation that protects its GPUs.
         actions += [StopAll(name) for name in self.agents if name in self.joined]
         if not self.stopping:
             self._enter("gone")
         return actions
 
     def _while_stopping(self, event: Event) -> list[Action]:
-        if isinstance(event, AgentJoined) and event.node not in self.stopping:
-            self.stopping.add(event.node)
-            return [StopAll(event.node)]
-        if isinstance(event, Answered) and event.call.startswith("stopped:"):
-            self.stopping.discard(event.call.removeprefix("stopped:"))
-            for text in (event.value or {}).get("left", []):
-                self.findings.append(Finding(event.call[8:], "error", "process-left", text))
-        if isinstance(event, AgentSilent) and event.seconds > 30:
-            self.stopping.discard(event.node)
-            self.findings.append(
-                Finding(event.node, "error", "agent-silent", f"{event.node} did not confirm that it stopped",
-                        remedy="Its agent ends its own processes when it has lost the controller for its lease.")
-            )  # fmt: skip
-        if not self.stopping:
+        actions: list[Action] = []
+        match event:
+            case AgentJoined(node) if node in self.agents and node not in self.joined:
+                self.joined.add(node)
+                self.stopping.add(node)
+                actions = [StopAll(node)]
+            case StartFailed(node):
+                self.not_started.add(node)
+                self.stopping.discard(node)
+            case Answered(call, value) if call.startswith("stopped:") and call[8:] in self.stopping:
+                self.stopping.discard(call[8:])
+                for text in (value or {}).get("left", []):
+                    self.findings.append(Finding(call[8:], "error", "process-left", text))
+            case AgentSilent(node, seconds) if seconds > STOP_SILENT_SECONDS and node in self.stopping:
+                self._not_confirmed(node)
+            case Tick():
+                late = self.now - self.started["stopping"] > STOP_JOIN_SECONDS
+                for node in sorted(self.stopping - self.joined) if late else ():
+                    self._not_confirmed(node)
+        if not self.stopping and self.phase == "stopping":
             self._enter("gone")
-        return []
+        return actions
+
+    def _not_confirmed(self, node: str) -> None:
+        self.stopping.discard(node)
+        self.findings.append(
+            Finding(node, "error", "agent-silent", f"{node} did not confirm that it stopped",
+                    remedy="Its agent ends its own processes when it has lost the controller for its lease.")
+        )  # fmt: skip
 
     # ---- agents
     def _agent_joined(self, event: AgentJoined) -> list[Action]:
@@ -379,10 +403,13 @@ class Steps:
         )
 
     def _start_failed(self, event: StartFailed) -> list[Action]:
+        self.not_started.add(event.node)
         return self.fail("host", f"The agent on {event.node} could not be started: {event.error}")
 
     # ---- answers
     def _answered(self, event: Answered) -> list[Action]:
+        if event.call not in self.waiting:
+            return []  # a second answer, or one to a question of another time
         self.waiting.discard(event.call)
         what, _, node = event.call.partition(":")
         if event.error:
@@ -395,8 +422,8 @@ class Steps:
             self.ports[node] = event.value
         elif what == "first_token":
             return self._first_token(event.value)
-        elif what == "devices":
-            self.rank_devices[node] = event.value
+        elif what == "ranks":
+            return self._ranks_answered(node, event.value)
         elif what == "reference":
             self.references[node] = event.value
             return self._judge()
@@ -411,36 +438,51 @@ class Steps:
         if what == "reference":
             self.references[node] = {"skipped": error}
             return self._judge()
-        if what == "devices":
-            return []
         if what == "first_token":
             return self.fail(
                 "launch", f"The engine says it is ready, but no token came through the gateway: {error}"
             )
-        return self.fail("host", f"{what} on {node} failed: {error}" if node else f"{what} failed: {error}")
+        if what == "evidence":
+            return self.fail(
+                "proof", f"A token came, but the evidence for the proof could not be taken: {error}"
+            )
+        return self.fail("host", f"{what} on {node} failed: {error}")
 
     def _checkpoint_done(self) -> list[Action]:
-        differing = compare_copies(self.digests, self.head.name) if any(self.digests.values()) else ()
+        # Warnings (a file more that no engine reads as weights) come with the proof's digest layer.
+        found = compare_copies(self.digests, self.head.name) if any(self.digests.values()) else ()
+        differing = [finding for finding in found if finding.severity == "error"]
         if differing:
             self.findings += differing
-            return self.fail("proof", " ".join(found.summary for found in differing[:3]), differing[0].remedy)
-        versions = {
-            node: (facts["ray"], facts["vllm"], facts["python"]) for node, facts in self.facts.items()
-        }
-        head = versions[self.head.name]
-        for node, found in versions.items():
-            for name, here, there in zip(("Ray", "vLLM", "Python"), found, head, strict=True):
-                if here != there:
-                    return self.fail(
-                        "host",
-                        f"{node} has {name} {here or 'not installed'}, {self.head.name} has {there}: ranks of one replica"
-                        " must run the same versions.",
-                        f"Install {name} {there} on {node}.",
-                    )
+            return self.fail(
+                "proof", " ".join(finding.summary for finding in differing[:3]), differing[0].remedy
+            )
+        if problem := self._versions_differ():
+            return self.fail("host", *problem)
         self._enter("ray")
         if self.spec.ray_address:
             return self._ray_ready()
         return [self._ray_start(self.head, head=True)]
+
+    def _versions_differ(self) -> tuple[str, str] | None:
+        """What is wrong with the versions of engine, Ray and Python on the nodes, and what to do; None if nothing."""
+        head = self.head.name
+        for key, name in (("vllm", "vLLM"), ("ray", "Ray"), ("python", "Python")):
+            there = self.facts[head][key]
+            for node in self.nodes:
+                here = self.facts[node.name][key]
+                if not here:
+                    return (
+                        f"{name} is not installed for {node.python} on {node.name}.",
+                        f"Install {name} there.",
+                    )
+                if here != there:
+                    what = f"{node.name} has {name} {here}, {head} has {there or 'none'}"
+                    return (
+                        f"{what}: ranks of one replica must run the same versions.",
+                        f"Install {name} {there} on {node.name}.",
+                    )
+        return None
 
     def _ray_start(self, node: NodeSpec, *, head: bool) -> Start:
         port = self.ports[self.head.name][0]
@@ -463,8 +505,6 @@ class Steps:
                 f"{event.process} on {event.node} ended with status {event.code} while serving. Its last line: {last}",
                 "The logs stand in the state directory that `longspan status` names.",
             )
-        if event.process == "launcher" and self.failure:
-            return self._stop()
         kind = (
             "ray"
             if event.process == "ray"
@@ -483,16 +523,26 @@ class Steps:
         del tail[:-400]
         actions: list[Action] = []
         for raw in event.lines:
-            line = strip_colour(raw)
-            if event.process == "ray":
-                actions += self._ray_line(event.node, line)
-            elif event.process == "gateway":
-                actions += self._gateway_line(line)
-            elif line.startswith(EVENT_MARK):
-                actions += self._launcher_event(json.loads(line[len(EVENT_MARK) :]))
-            elif event.process in {"launcher", "engine"}:
-                actions += self._engine_line(event.node, line)
+            actions += self._line(event.node, event.process, strip_colour(raw))
+            if self.phase in {"stopping", "gone"}:
+                break  # what stands behind the line that failed must not start anything
         return actions
+
+    def _line(self, node: str, process: str, line: str) -> list[Action]:
+        if process == "ray":
+            return self._ray_line(node, line)
+        try:
+            if process == "gateway":
+                return self._gateway_line(line)
+            if process == "launcher" and line.startswith(EVENT_MARK):
+                return self._launcher_event(json.loads(line[len(EVENT_MARK) :]))
+        except (KeyError, TypeError, ValueError) as error:
+            return self.fail(
+                "launch",
+                f"A line of {process} on {node} is not the event that it should be"
+                f" ({type(error).__name__}: {error}): {line[:200]}",
+            )
+        return self._engine_line(node, line) if process in {"launcher", "engine"} else []
 
     def _ray_line(self, node: str, line: str) -> list[Action]:
         if self.phase == "ray" and node == self.head.name and "Ray runtime started" in line:
@@ -505,7 +555,9 @@ class Steps:
         spec, paths = self.spec, self.paths
         host, port = self.head.address, self.ports[self.head.name][1]
         self.engine_url = f"http://{host}:{port}"
-        front_env = commands.front_environment(spec, key_file=paths.engine_key, config_dir=paths.vllm_config)
+        front_env = commands.front_environment(
+            spec, ray_address=self.ray_address, key_file=paths.engine_key, config_dir=paths.vllm_config
+        )
         launcher = commands.launcher(
             spec,
             ray_address=self.ray_address,
@@ -531,11 +583,9 @@ class Steps:
                 self._enter("reservation")
         elif kind == "error":
             return self._launcher_error(event)
-        elif kind == "reserved":
+        elif kind == "reserved" and self.phase in {"ray", "reservation"}:
             return self._reserved(event)
-        elif kind == "front_end":
-            return []
-        elif kind == "holders":
+        elif kind == "holders" and self.phase == "engine" and not self.gpu_ids:
             self.gpu_ids = [[int(i) for i in holder["gpu_ids"]] for holder in event["holders"]]
             return self._start_mp_ranks()
         return []
@@ -599,17 +649,27 @@ class Steps:
         self.engine_times.setdefault(phase, self.now)
 
     def _engine_ready(self) -> list[Action]:
+        """Before traffic: every node is asked which of the announced ranks really are its processes."""
+        self._enter("gateway")
+        pids = [seen.pid for seen in self.ranks.values()]
+        arguments = {"pids": pids, "mark": self.mark, "joined": bool(self.spec.ray_address)}
+        return [self._call(node.name, "ranks", arguments) for node in self.nodes]
+
+    def _ranks_answered(self, node: str, pids: dict[str, list[str]]) -> list[Action]:
+        self.rank_devices[node] = pids
+        if len(self.rank_devices) < len(self.nodes):
+            return []
+        addresses = {n.name: n.address for n in self.nodes}
+        for rank, seen in list(self.ranks.items()):
+            here = [addresses[name] for name, found in self.rank_devices.items() if str(seen.pid) in found]
+            # Pids of two hosts can coincide; then the address in the rank's own log line decides.
+            address = here[0] if len(here) == 1 else seen.address
+            self.ranks[rank] = replace(seen, address=address)
         wanted = {rank: node.address for rank, node in enumerate(self.spec.rank_nodes())}
-        found = {rank: seen.address for rank, seen in self.ranks.items()}
+        found = {rank: seen.address for rank, seen in sorted(self.ranks.items())}
         if self.spec.world_size > 1 and found != wanted:
             return self.fail("launch", f"The engine's ranks run on {found}, the plan says {wanted}.")
-        self._enter("gateway")
-        devices = [
-            Call(f"devices:{node.name}", node.name, "devices",
-                 {"pids": [s.pid for s in self.ranks.values() if s.address == node.address and s.pid]})
-            for node in self.nodes
-        ]  # fmt: skip
-        return [SetGateway("ready"), *devices, *self._when_gateway_up()]
+        return [SetGateway("ready"), *self._when_gateway_up()]
 
     def _gateway_line(self, line: str) -> list[Action]:
         if line.startswith('{"event"'):
@@ -621,23 +681,27 @@ class Steps:
         return []
 
     def _when_gateway_up(self) -> list[Action]:
-        if self.phase != "gateway" or not self.gateway_up:
+        if self.phase != "gateway" or not self.gateway_up or len(self.rank_devices) < len(self.nodes):
             return []
         self._enter("first token")
-        return [Ask("first_token:", "first_token")]
+        return [self._ask("first_token")]
 
     # ---- proof
     def _first_token(self, value: dict[str, Any]) -> list[Action]:
         self.first_token = value
         self._enter("verified")
-        return [Ask("evidence:", "evidence"), self._reference(self.head)]
+        return [self._ask("evidence"), self._reference(self.head)]
 
     def _reference(self, node: NodeSpec) -> Call:
-        return Call(
-            f"reference:{node.name}", node.name, "reference",
+        return self._call(
+            node.name, "reference",
             {"model": self.spec.model, "revision": self.spec.revision, "device": self.spec.device,
              "python": node.python, "vllm_arguments": list(self.spec.vllm_arguments)},
         )  # fmt: skip
+
+    def _ask(self, what: Literal["first_token", "evidence"]) -> Ask:
+        self.waiting.add(f"{what}:")
+        return Ask(f"{what}:", what)
 
     def _judge(self) -> list[Action]:
         """Once the evidence and all references asked for are there; asks every node's copy where they disagree."""
@@ -677,14 +741,19 @@ class Steps:
         if limit is None or self.now - self.last_sign < limit:
             return []
         where = self.engine_phase if self.phase == "engine" else self.phase
-        missing = sorted(set(range(self.spec.world_size)) - set(self.ranks))
-        names = [self.spec.rank_nodes()[rank].name for rank in missing]
-        detail = (
-            f" Ranks {missing} (on {', '.join(names)}) never joined."
-            if self.phase == "engine" and missing
-            else ""
+        return self.fail(
+            "launch", f"No sign of progress for {limit:.0f} s in phase {where}.{self._awaited()}"
         )
-        return self.fail("launch", f"No sign of progress for {limit:.0f} s in phase {where}.{detail}")
+
+    def _awaited(self) -> str:
+        """Whom the phase waits for, as a sentence with a blank before it; empty where it cannot be told."""
+        if self.phase == "agents":
+            return f" No word from the agent on {', '.join(n for n in self.agents if n not in self.joined)}."
+        if self.phase == "engine":
+            missing = sorted(set(range(self.spec.world_size)) - set(self.ranks))
+            names = [self.spec.rank_nodes()[rank].name for rank in missing]
+            return f" Ranks {missing} (on {', '.join(names)}) never joined." if missing else ""
+        return f" Not answered: {', '.join(sorted(self.waiting))}." if self.waiting else ""
 
 
 def _cause(tail: list[str]) -> str:
