@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def claims() -> ModuleType:
-    """The generator, loaded from tools/."""
-    spec = importlib.util.spec_from_file_location("make_claims", ROOT / "tools" / "make_claims.py")
+    """The generator, loaded from scripts/."""
+    spec = importlib.util.spec_from_file_location("make_claims", ROOT / "scripts" / "claims.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -52,7 +52,10 @@ def test_many_users_want_replicas(claims: ModuleType) -> None:
     """(c) With many users over PCIe four replicas beat TP4; a single user per GPU is faster with TP4."""
     facts = claims.model("Qwen/Qwen3-14B")
     busy = claims.answer(facts, "4xA100-PCIe-80GB", concurrency=1024)
-    assert claims.find(busy, Layout()).steady.requests_per_second * 4 > claims.find(busy, Layout(4)).steady.requests_per_second
+    assert (
+        claims.find(busy, Layout()).steady.requests_per_second * 4
+        > claims.find(busy, Layout(4)).steady.requests_per_second
+    )
     idle = claims.answer(facts, "4xH100", concurrency=4)
     assert claims.find(idle, Layout()).steady.tpot_seconds > claims.find(idle, Layout(4)).steady.tpot_seconds
 

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Writes docs/claims.md: claims in circulation about sizing, put to the planner. `--check` fails if the file is stale."""
 
 import sys
@@ -67,7 +68,12 @@ def claim_a() -> Iterator[str]:
     facts = model(LLAMA3_70B)
     slow = answer(facts, "2x4xA100-PCIe-80GB", "ethernet:10")
     fast = answer(facts, "2x4xA100-PCIe-80GB", "infiniband:200")
-    for layout, label in ((Layout(8), "TP8"), (Layout(4, 2), "TP4 x PP2"), (Layout(4), "2 x TP4"), (Layout(2, 2), "2 x TP2 x PP2")):
+    for layout, label in (
+        (Layout(8), "TP8"),
+        (Layout(4, 2), "TP4 x PP2"),
+        (Layout(4), "2 x TP4"),
+        (Layout(2, 2), "2 x TP2 x PP2"),
+    ):
         yield row(label, speed(find(slow, layout)), speed(find(fast, layout)))
     eight, best = find(slow, Layout(8)), slow.best
     assert eight is not None
@@ -92,7 +98,9 @@ def claim_b() -> Iterator[str]:
     facts = model(LLAMA3_70B)
     gpu = require_gpu("H100")
     for layout in (Layout(2), Layout(4)):
-        found = receipt(facts, layout, GpuMemory(gpu.name, gpu.memory_bytes), EngineSettings(max_model_len=8192))
+        found = receipt(
+            facts, layout, GpuMemory(gpu.name, gpu.memory_bytes), EngineSettings(max_model_len=8192)
+        )
         rank = found.ranks[0]
         yield row(
             layout, f"{rank.weights_bytes / GIB:.1f} GiB", f"{rank.kv_pool_bytes / GIB:.1f} GiB",
@@ -116,7 +124,10 @@ def claim_c() -> Iterator[str]:
                 single, group = find(found, Layout()), find(found, Layout(4))
                 assert single is not None
                 assert group is not None
-                won[replace(single, statistics=None).output_tokens_per_second > replace(group, statistics=None).output_tokens_per_second] += 1
+                won[
+                    replace(single, statistics=None).output_tokens_per_second
+                    > replace(group, statistics=None).output_tokens_per_second
+                ] += 1
                 yield row(name.split("/")[1], gpus, clients, speed(single), speed(group))
     yield ""
     yield (
@@ -140,7 +151,12 @@ def claim_d() -> Iterator[str]:
             continue
         yield row(gpus, found.best, f"{found.best.receipt.kv_tokens:,}", speed(found.best))
     yield ""
-    weights = receipt(facts, Layout(2), GpuMemory("RTX-4090", require_gpu("RTX-4090").memory_bytes)).ranks[0].weights_bytes * 2
+    weights = (
+        receipt(facts, Layout(2), GpuMemory("RTX-4090", require_gpu("RTX-4090").memory_bytes))
+        .ranks[0]
+        .weights_bytes
+        * 2
+    )
     yield (
         f"**It fits from two cards on**, barely: the weights are {weights / GIB:.0f} GiB of 48. Four cards give a usable cache. These cards have no "
         "peer-to-peer, so pipeline stages lose less than tensor parallelism once several users are there."
@@ -161,14 +177,20 @@ def claim_e() -> Iterator[str]:
     yield row("layout", "weights per GPU", "KV tokens of each engine", "expected")
     yield row("-", "-", "-", "-")
     claimed = find(found, Layout(16, 2))
-    known = [("TP16 x PP2 (claimed)", claimed), (f"{found.best} (plan)", found.best), ("TP8 x PP2, 2 replicas", find(found, Layout(8, 2)))]
+    known = [
+        ("TP16 x PP2 (claimed)", claimed),
+        (f"{found.best} (plan)", found.best),
+        ("TP8 x PP2, 2 replicas", find(found, Layout(8, 2))),
+    ]
     for label, option in known:
         if option is None:
             refused = next((r for r in found.refused if str(r.layout) in label), None)
             yield row(label, "-", "-", refused.why if refused else "cannot be placed")
             continue
         rank = option.receipt.ranks[0]
-        yield row(label, f"{rank.weights_bytes / GIB:.1f} GiB", f"{option.receipt.kv_tokens:,}", speed(option))
+        yield row(
+            label, f"{rank.weights_bytes / GIB:.1f} GiB", f"{option.receipt.kv_tokens:,}", speed(option)
+        )
     yield ""
     yield (
         f"**Refuted.** The checkpoint is FP8 and its weights are {whole / GIB:.0f} GiB ({whole / 1e9:.0f} GB); in BF16 they would be {wide / 1e9:,.0f} GB. "
@@ -187,7 +209,12 @@ def claim_f() -> Iterator[str]:
     for share in (0.9, 0.8, 0.5, 0.0):
         even = break_even(FixedMonthly(4120), ApiPrice(0.42, 0.84), Traffic(share * 1e6, (1 - share) * 1e6))
         evens.append(even.tokens_per_day / 1e6)
-        yield row(f"{share:.0%} / {1 - share:.0%}", f"${even.api_per_million:.3f}", f"{even.tokens_per_day / 1e6:.0f}", even.arithmetic)
+        yield row(
+            f"{share:.0%} / {1 - share:.0%}",
+            f"${even.api_per_million:.3f}",
+            f"{even.tokens_per_day / 1e6:.0f}",
+            even.arithmetic,
+        )
     bill = ApiPrice(0.42, 0.84).per_month(Traffic(40e6, 10e6))
     yield ""
     yield (
@@ -207,14 +234,15 @@ def claim_g() -> Iterator[str]:
     yield row("layout", "binding GPU", "KV tokens", "expected")
     yield row("-", "-", "-", "-")
     settings = EngineSettings(max_model_len=8192)
-    for label, layout, gpu, memory in (
+    for label, wanted, gpu, memory in (
         ("A100 alone", Layout(), big, (big,)),
         ("TP2 over both", Layout(2), small, (small,)),
         ("PP2, layers split by memory", Layout(1, 2), small, (big, small)),
     ):
+        layout = wanted
         sizes = tuple(GpuMemory(one.name, one.memory_bytes, fabric=False) for one in memory)
-        if layout.pp == 2:
-            layout = replace(layout, partition=best_partition(facts, layout, sizes, settings))
+        if wanted.pp == 2:
+            layout = replace(wanted, partition=best_partition(facts, wanted, sizes, settings))
         found = receipt(facts, layout, sizes if layout.pp == 2 else sizes[0], settings)
         sites = (Site(big, path, path), Site(small, path)) if layout.pp == 2 else (Site(gpu, path),)
         engine = engine_model(facts, layout, sites)
@@ -273,7 +301,7 @@ def text() -> str:
     """The whole file."""
     out = [
         "# Claims, put to the planner", "",
-        "Generated by `python tools/make_claims.py`; CI fails when it is stale. Memory is a receipt; speeds are estimates whose intervals",
+        "Generated by `python scripts/claims.py`; CI fails when it is stale. Memory is a receipt; speeds are estimates whose intervals",
         "`longspan plan` prints (wide for GPUs, links and stages that nobody measured), for 1000 prompt and 300 output tokens, 16 clients a GPU",
         "unless stated, in closed form.", "",
     ]  # fmt: skip
@@ -284,5 +312,9 @@ def text() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text(encoding="utf-8") == text() else "docs/claims.md is stale: run python tools/make_claims.py")
+        sys.exit(
+            0
+            if TARGET.read_text(encoding="utf-8") == text()
+            else "docs/claims.md is stale: run python scripts/claims.py"
+        )
     TARGET.write_text(text(), encoding="utf-8")
