@@ -9,7 +9,6 @@ import click
 
 from longspan.cli.plan_search import read_text
 from longspan.cost import (
-    DAYS_PER_MONTH,
     ApiPrice,
     BreakEven,
     FixedMonthly,
@@ -162,10 +161,8 @@ def even_json(even: BreakEven) -> dict[str, Any]:
 
 def cost_lines(found: dict[str, Any], traffic: Traffic, throughput: float) -> list[str]:
     """For people."""
-    out = [
-        f"Traffic: {traffic.input_tokens_per_day / _MILLION:,.1f} million input and "
-        f"{traffic.output_tokens_per_day / _MILLION:,.1f} million output tokens a day ({DAYS_PER_MONTH:.1f} days a month)"
-    ]
+    inputs, outputs = traffic.input_tokens_per_day / _MILLION, traffic.output_tokens_per_day / _MILLION
+    out = [f"Traffic: {inputs:,.1f} million input and {outputs:,.1f} million output tokens a day"]
     if throughput:
         out.append(
             f"Hardware gives {throughput:,.0f} output tokens/s: busy {found['busy_share']:.0%} of the time, idle hours counted"

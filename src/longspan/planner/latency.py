@@ -5,7 +5,7 @@ intervals are the held-out errors of the calibration, and wider where a part of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longspan.plan import Estimate
 from longspan.planner.engine_model import EngineModel
@@ -13,7 +13,7 @@ from longspan.planner.simulate import Limits, Load, Request, Served, simulate
 from longspan.planner.step_costs import SPREAD, UNCALIBRATED_FACTOR
 from longspan.workload import Objective, Workload
 
-# Requests simulated for an estimate, and the share of them left out while the batch fills.
+# Requests simulated at least for an estimate, and the share of them left out while the batch fills.
 REQUESTS = 400
 _WARM_UP_SHARE = 0.15
 
@@ -140,20 +140,20 @@ def closed_loop(
 
 
 def open_loop(
-    engine: EngineModel, limits: Limits, workload: Workload, count: int = REQUESTS, share: float = 1.0
+    engine: EngineModel, limits: Limits, workload: Workload, count: int | None = None, share: float = 1.0
 ) -> Statistics:
     """Statistics of arrivals that do not wait for answers.
 
     Args:
+        count: requests simulated; by default enough that a request's life is short beside the whole.
         share: this replica's part of the arrivals (1 / replicas under even routing).
     """
     mine = (
         workload if share == 1.0 or workload.trace else workload.at_rate(workload.requests_per_second * share)
     )
-    arrivals = mine.arrivals(count)
+    arrivals = mine.arrivals(count or _enough(mine))
     if workload.trace and share < 1.0:
-        step = max(round(1 / share), 1)
-        arrivals = arrivals[::step]
+        arrivals = arrivals[:: max(round(1 / share), 1)]
     requests = [
         Request(
             one.seconds,
@@ -165,15 +165,29 @@ def open_loop(
     ]
     served = simulate(requests, limits, engine.step_seconds)
     found = statistics(served, int(len(served) * _WARM_UP_SHARE), SERVED, workload.prompt_tokens)
-    span = max(arrivals[-1].seconds - arrivals[0].seconds, 1e-9)
-    ended = sum(one.end_seconds <= arrivals[-1].seconds + found.e2e.at(50) for one in served)
-    offered = len(arrivals) / span
-    share_done = min(ended / len(served), 1.0)
-    return Statistics(
-        found.ttft, found.tpot, found.e2e,
-        min(found.output_tokens_per_second, offered * workload.output_tokens * 1.05) if not workload.trace else found.output_tokens_per_second,
-        min(found.requests_per_second, offered), share_done,
-    )  # fmt: skip
+    # A queue that grows shows in the second half: fewer requests end than come.
+    end = arrivals[-1].seconds
+    middle = (arrivals[0].seconds + end) / 2
+    came = sum(one.seconds > middle for one in arrivals)
+    ended = sum(middle < one.end_seconds <= end for one in served)
+    offered = len(arrivals) / max(end - arrivals[0].seconds, 1e-9)
+    rate = min(found.requests_per_second, offered)
+    return replace(
+        found,
+        # The last answers come after the last arrival, so the span is longer than the load lasted.
+        output_tokens_per_second=found.output_tokens_per_second * rate / found.requests_per_second,
+        requests_per_second=rate,
+        completed_share=min(ended / came, 1.0) if came else 1.0,
+    )
+
+
+def _enough(workload: Workload) -> int:
+    """Requests to simulate: several lives of a request at 30 ms a token, within bounds."""
+    if workload.trace:
+        return REQUESTS * 4
+    return int(
+        min(max(REQUESTS, 4 * workload.requests_per_second * workload.output_tokens * 0.03), 4 * REQUESTS)
+    )
 
 
 def serve(engine: EngineModel, limits: Limits, workload: Workload, replicas: int = 1) -> Statistics:

@@ -1,6 +1,6 @@
 """The calibrated step costs by GPU family, and how far estimates made with them are off.
 
-Fitted by `tools/calibrate_latency.py` to the aggregated vLLM points of NVIDIA's aiconfigurator (silicon_sample.csv at
+Fitted by `scripts/calibrate_latency.py` to the aggregated vLLM points of NVIDIA's aiconfigurator (silicon_sample.csv at
 commit 095f58a, Apache-2.0): MiniMax-M2.5, gpt-oss-120b, Llama-3.1-70B, Kimi-K2.5 and Qwen3-32B on H100, H200, B200 and B300 at TP 1 to 8,
 vLLM 0.12 to 0.19. Families without points carry Hopper's efficiencies over and are called guesses.
 """

@@ -3,7 +3,7 @@
     step = matrices + experts + attention + collectives + fixed time per layer + time of the host
 
 Matrices and experts take the slower of reading and multiplying, with a soft corner between the two. The formulas use
-plain arithmetic only, so that the calibration (`tools/calibrate_latency.py`) can evaluate them on arrays.
+plain arithmetic only, so that the calibration (`scripts/calibrate_latency.py`) can evaluate them on arrays.
 """
 
 from dataclasses import dataclass
