@@ -146,20 +146,28 @@ def non_torch_bytes(layout: Layout, settings: Resolved, gpu: GpuMemory) -> float
 
 # The estimate of CUDA graphs is subtracted from the pool since 0.21.
 GRAPHS_SUBTRACTED: Version = (0, 21, 0)
-_USUAL_SIZES = 51  # captured batch sizes up to 512
+_USUAL_SIZES = 51  # captured batch sizes of the measured runs, up to 512
+_GRAPH_BASE_GIB = 0.25
+
+
+def captured_sizes(facts: ModelFacts, settings: Resolved) -> int:
+    """How many batch sizes are captured: 1, 2, 4, eights to 256, sixteens to twice max_num_seqs, at most 512.
+
+    gpt-oss captures up to 1024 (vLLM `GptOssForCausalLMConfig`).
+    """
+    largest = min(2 * settings.max_num_seqs, 1024 if facts.model_type == "gpt_oss" else 512)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    return sum(size <= largest for size in sizes)
 
 
 def cuda_graph_bytes(facts: ModelFacts, layout: Layout, stage: int, settings: Resolved) -> float:
-    """Memory of the captured graphs: a base, more for deep and wide models, for experts and for MLA; per captured size.
-
-    gpt-oss captures up to 1024 (vLLM `GptOssForCausalLMConfig`), so its graphs are 83 instead of 51.
-    """
+    """Memory of the captured graphs: a base, and more for every captured size in deep and wide models, experts and MLA."""
     if settings.eager:
         return 0.0
     start, end = stage_bounds(facts, layout)[stage]
     layers = facts.layers[start:end]
     moe = sum(any(isinstance(f, Experts) for f in x.feeds) for x in layers)
     mla = sum(isinstance(x.mixer, LatentAttention) for x in layers)
-    sizes = 83 if facts.model_type == "gpt_oss" else _USUAL_SIZES
     size = 0.68 + 0.0093 * moe + 0.0177 * mla + 0.176 * facts.hidden * len(layers) / 1e5
-    return max(0.3, size - (0.18 if layout.tp > 1 else 0.0)) * sizes / _USUAL_SIZES * GIB
+    size = max(0.3, size - (0.18 if layout.tp > 1 else 0.0))
+    return (_GRAPH_BASE_GIB + (size - _GRAPH_BASE_GIB) * captured_sizes(facts, settings) / _USUAL_SIZES) * GIB
