@@ -54,7 +54,7 @@ def ranks_on_own_gpus(status: dict[str, Any]) -> None:
 
 def proved(status: dict[str, Any]) -> None:
     """No layer of the proof failed; the reference is skipped only where no GPU was free."""
-    layers = {layer["name"]: (layer["state"], layer["saw"]) for layer in status["proof"]["layers"]}
+    layers = {layer["name"]: (layer["state"], layer["seen"]) for layer in status["proof"]["layers"]}
     assert all(state != "failed" for state, _ in layers.values()), layers
     assert layers["reference"][0] == "passed" or "free" in layers["reference"][1], layers
 

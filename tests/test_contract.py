@@ -27,7 +27,6 @@ IO_MODULES = {
     "host",
     "model.demo",
     "model.demo_convert",
-    "doctor.collect",
     "launch.cpu_platform",
     "launch.cpu_platform_class",
     "launch.digest",
@@ -67,6 +66,8 @@ IO_MODULES = {
     "gateway.upstream",
     "gateway.watch",
     "gateway.workers",
+    "doctor.bundle",
+    "doctor.live",
 }
 IMPURE_IMPORTS = {
     "ray", "vllm", "torch", "transformers", "aiohttp", "httptools", "uvloop", "asyncio", "subprocess",

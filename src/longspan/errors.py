@@ -150,3 +150,9 @@ class LogUnreadableError(LongspanError):
     """A log that the doctor should read does not exist or may not be read."""
 
     exit_code = 60
+
+
+class BundleError(LongspanError):
+    """The doctor's archive cannot be written."""
+
+    exit_code = 61

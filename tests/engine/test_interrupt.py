@@ -7,7 +7,7 @@ import pytest
 from engine.running import Before, Longspan, interrupt_after
 from longspan.errors import LaunchError
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 LISTEN = ("--listen", "127.0.0.1:18432")
 
 
@@ -17,7 +17,11 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, demo_model: Path, phase: str) -> 
     before = Before.now()
     longspan = Longspan(tmp_path)
     process = longspan.start_up(*LISTEN)
-    said = interrupt_after(process, phase)
+    try:
+        said = interrupt_after(process, phase)
+    finally:
+        process.kill()
+        longspan.run("down")
     assert process.returncode == 130, said
     assert "taking everything down" in said
     assert before.left_by(longspan) == []

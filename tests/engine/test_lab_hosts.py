@@ -16,7 +16,7 @@ from lab.build import Lab
 from lab.hosts import HostSpec, LabHost
 from longspan.errors import ProofError
 
-pytestmark = [pytest.mark.engine, pytest.mark.lab]
+pytestmark = [pytest.mark.engine, pytest.mark.lab, pytest.mark.timeout(1500)]
 MakeLab = Callable[..., AbstractContextManager[Lab]]
 OWN = {"/tmp/ray", "/dev/shm"}
 

@@ -17,7 +17,7 @@ import pytest
 from engine.running import Longspan
 from longspan.errors import DeploymentExistsError, PortError
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 PORT = 18431
 
 
@@ -93,7 +93,7 @@ def test_anthropic_client(served: tuple[Longspan, str], client: openai.OpenAI) -
     key = Path(status["api_key_file"]).read_text()
     with anthropic.Anthropic(base_url=base, api_key=key, timeout=300) as speaker:
         message = speaker.messages.create(
-            model=status["served_name"], max_tokens=20, temperature=0,
+            model=status["served_name"], max_tokens=20, extra_body={"temperature": 0},
             messages=[{"role": "user", "content": "What is the capital of France?"}],
         )  # fmt: skip
     assert "Paris" in str(message.content[0])

@@ -19,7 +19,7 @@ from longspan.launch.proof import measured_tolerance
 from longspan.launch.proof_texts import TEXTS
 from longspan.launch.reference import Wish, engine_version, make_reference
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 DEAD_LAYER = 5
 CPU_ENGINE = {

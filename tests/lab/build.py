@@ -166,6 +166,8 @@ def build_lab(
 ) -> Iterator[Lab]:
     """Builds the hosts and boots them; at the end nothing of them is left, which is checked.
 
+    Call it in a thread that lives as long as the lab: the kernel ends the hosts with the thread that started them.
+
     Args:
         specs: the hosts, 1 to 9 of them.
         env: what is set for every command in a host, by ssh too.

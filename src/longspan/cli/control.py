@@ -18,7 +18,7 @@ from longspan.deployment import DeploymentSpec
 from longspan.errors import ControlPlaneError, DeploymentExistsError
 from longspan.launch.words import AGENT_VARIABLE
 
-START_TIMEOUT_SECONDS = 30
+START_TIMEOUT_SECONDS = 60
 
 
 def request(
@@ -39,7 +39,9 @@ def request(
         with opener.open(wanted, timeout=timeout_seconds) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
-    except (OSError, urllib.error.URLError, ValueError) as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise ControlPlaneError(
             f"The controller (pid {record['pid']}) does not answer: {error}.",
             "`longspan down --force` ends what it started on this machine.",
@@ -85,6 +87,13 @@ def _start_controller(places: Places, spec: DeploymentSpec, controller_host: str
         if child.poll() is not None:
             break
         time.sleep(0.05)
+    if child.poll() is None:  # too slow: it must not come up when nobody waits for it any more
+        child.terminate()
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
     last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing"]
     raise ControlPlaneError(f"The controller did not start: {last[0]}", f"Its log is {log}.")
 

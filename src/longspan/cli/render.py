@@ -112,9 +112,9 @@ def proof_lines(proof: dict[str, Any]) -> list[Text]:
         mark, style = {"passed": MARKS["done"], "failed": MARKS["failed"]}.get(
             layer["state"], ("-", "yellow")
         )
-        lines.append(Text.assemble((f"  {mark} ", style), f"{layer['name']}: {layer['saw']}"))
-        lines.append(Text(f"      sees {layer['sees']}", style="dim"))
-        lines.append(Text(f"      cannot see {layer['blind_to']}", style="dim"))
+        lines.append(Text.assemble((f"  {mark} ", style), f"{layer['name']}: {layer['seen']}"))
+        lines.append(Text(f"      sees {layer['can_see']}", style="dim"))
+        lines.append(Text(f"      cannot see {layer['cannot_see']}", style="dim"))
     return lines
 
 

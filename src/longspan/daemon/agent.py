@@ -25,6 +25,8 @@ from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECO
 
 WATCH_SECONDS = 0.1  # a process that ended is reported within so long
 REAP_SECONDS = 5.0
+# A rank that is killed takes the knowledge of its shared memory with it, so we look while it lives.
+SHM_SECONDS = 20.0
 READ_BYTES = 1 << 20  # of one log in one round
 BATCH_CHARACTERS = (
     1 << 20
@@ -102,6 +104,7 @@ class Agent:
     last_contact: float = field(default_factory=time.monotonic)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    shm: set[Path] = field(default_factory=set)
 
     async def run(self) -> None:
         """Until told to stop, signalled, or without the controller for a lease."""
@@ -231,7 +234,7 @@ class Agent:
 
     # ---- the node
     async def _watch(self) -> None:
-        next_reap = 0.0
+        next_reap = next_shm = 0.0
         while True:
             for watched in list(self.watched.values()):
                 code = watched.child.poll()
@@ -242,7 +245,13 @@ class Agent:
             if time.monotonic() > next_reap:  # a walk over /proc, too dear for every round
                 processes.reap()
                 next_reap = time.monotonic() + REAP_SECONDS
+            if time.monotonic() > next_shm:
+                self.shm |= await asyncio.to_thread(self._shm_in_use)
+                next_shm = time.monotonic() + SHM_SECONDS
             await asyncio.sleep(WATCH_SECONDS)
+
+    def _shm_in_use(self) -> set[Path]:
+        return processes.shm_files(processes.ours(self.config.mark, joined=self.config.joined))
 
     def _read_log(self, watched: Watched, *, whole: bool) -> bool:
         """Passes new lines on. Returns whether there may be more."""
@@ -270,7 +279,7 @@ class Agent:
             The pids that could not be ended.
         """
         mine = processes.ours(self.config.mark, joined=self.config.joined)
-        shm = processes.shm_files(mine)
+        self.shm |= processes.shm_files(mine)
         first = {w.child.pid for w in self.watched.values() if w.name in {"launcher", "gateway"}}
         processes.end(first & mine, grace_seconds=5)
         left: set[int] = set()
@@ -278,10 +287,10 @@ class Agent:
             mine = processes.ours(self.config.mark, joined=self.config.joined)
             if not mine:
                 break
-            shm |= processes.shm_files(mine)
+            self.shm |= processes.shm_files(mine)
             left = processes.end(mine, grace_seconds=3)
         processes.reap()
-        processes.remove_shm(shm)
+        processes.remove_shm(self.shm)
         with contextlib.suppress(OSError):
             self._keep_ray_logs()
         self._clear_run_dir()

@@ -11,6 +11,8 @@ from longspan.doctor.timeline import Event
 Outcome = Literal["serves", "stopped", "failed", "open"]
 # A server that still makes tokens this long after an error has survived it.
 SURVIVED_SECONDS = 20.0
+# How long the traceback of a tolerated exception is.
+TOLERATED_LINES = 40
 # Faults that stay faults on a server that goes on: the kernel's word about hardware and killed processes.
 STICKY = frozenset({"gpu-ecc", "kernel-oom", "container-oom", "node-marked-dead"})
 
@@ -44,6 +46,27 @@ class _Timeline:
         at = self.place[id(event)]
         return [e for e in self.events[at + 1 :] if isinstance(e.rule, Mark) and e.rule.means in means]
 
+    def idle_before(self, event: Event) -> bool:
+        """Whether the last statistics before the event say that nothing runs."""
+        at = self.place[id(event)]
+        said = [
+            e
+            for e in self.events[:at]
+            if isinstance(e.rule, Mark) and e.rule.means in ("serving", "stalled", "idle")
+        ]
+        return bool(said) and said[-1].rule.id == "throughput-idle"
+
+    def tolerated(self, event: Event) -> bool:
+        """Whether the event stands in the traceback of something that is done without."""
+        hit = event.hit
+        return any(
+            e.hit.file == hit.file
+            and e.hit.head.pid == hit.head.pid
+            and 0 <= hit.line - e.hit.line <= TOLERATED_LINES
+            for e in self.events
+            if isinstance(e.rule, Mark) and e.rule.means == "tolerated"
+        )
+
     def progress_after(self, event: Event, phase: int) -> bool:
         """Whether the launch went beyond a phase after the event."""
         at = self.place[id(event)]
@@ -56,9 +79,7 @@ def remaining(scene: Scene) -> Remaining:
     ready = any(True for _ in scene.marks("ready", "serving", "answered"))
     stop = _stop(scene, line)
     faults = tuple(
-        e
-        for e in scene.events
-        if (rule := rule_of(e)) is not None and _counts(e, rule, scene, line, stop, ready)
+        e for e in scene.events if (rule := rule_of(e)) is not None and _counts(e, rule, line, stop, ready)
     )
     hard = [e for e in faults if (r := rule_of(e)) is not None and r.kind != "wait"]
     if ready and hard and all(_weak(e) for e in hard):
@@ -74,7 +95,7 @@ def remaining(scene: Scene) -> Remaining:
 
 def _weak(event: Event) -> bool:
     """A traceback or a 500 alone on a server that is up is one request's trouble, not the server's."""
-    return event.rule.id in ("traceback", "server-error")
+    return event.rule.id in ("traceback", "exception", "server-error")
 
 
 def _stop(scene: Scene, line: _Timeline) -> Event | None:
@@ -130,13 +151,19 @@ def _healed(event: Event, line: _Timeline) -> bool:
     return len(tokens) > 1
 
 
-def _counts(event: Event, rule: Rule, scene: Scene, line: _Timeline, stop: Event | None, ready: bool) -> bool:
+def _counts(event: Event, rule: Rule, line: _Timeline, stop: Event | None, ready: bool) -> bool:
     if not _believed(event):
         return False
+    if line.tolerated(event):
+        return False
+    if rule.kind == "generic" and event.hit.head.level == "WARNING":
+        return False  # a warning that mentions an exception reports none
     if stop is not None and line.place[id(event)] > line.place[id(stop)]:
         return False
     if rule.launch_only and ready:
         return False
+    if rule.id == "shm-broadcast" and line.idle_before(event):
+        return False  # an idle engine writes this too: its workers wait for work
     if rule.id in STICKY:
         return not (rule.id in ("node-marked-dead", "kernel-oom") and _healed(event, line))
     return not _healed(event, line)

@@ -17,7 +17,15 @@ from longspan.finding import Finding
 from longspan.launch import commands, verdict
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.commands import Process
-from longspan.launch.phases import EnginePhase, RankSeen, later, phase_seen, rank_seen, strip_colour
+from longspan.launch.phases import (
+    EnginePhase,
+    RankSeen,
+    later,
+    phase_seen,
+    rank_of_title,
+    rank_seen,
+    strip_colour,
+)
 from longspan.launch.proof import Proof
 from longspan.launch.verdict import Evidence
 from longspan.launch.words import EVENT_MARK, KEY_FILE_VARIABLE, MARK_VARIABLE
@@ -271,11 +279,17 @@ class Steps:
         return [StartAgents()]
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event, returns what to do about it."""
+        """Takes one event, returns what to do about it. What changed nothing but the clock is not kept in `history`."""
         self.now = now
-        if not isinstance(event, Tick):
+        before = self.phase, len(self.findings)
+        actions = self._handle(event)
+        clock = isinstance(event, Tick | AgentSilent)
+        if not clock or actions or before != (self.phase, len(self.findings)):
             self.history.append((now, event))
             del self.history[:-20_000]
+        return actions
+
+    def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, DownAsked):
             return self._stop()
         if self.phase in {"stopping", "gone"}:
@@ -290,7 +304,7 @@ class Steps:
             Tick: self._tick,
         }
         if not isinstance(event, Tick | AgentSilent):
-            self.last_sign = now
+            self.last_sign = self.now
         return handlers[type(event)](event)
 
     # ---- helpers
@@ -422,6 +436,8 @@ class Steps:
             self.ports[node] = event.value
         elif what == "first_token":
             return self._first_token(event.value)
+        elif what == "workers":
+            return self._workers_answered(node, event.value)
         elif what == "ranks":
             return self._ranks_answered(node, event.value)
         elif what == "reference":
@@ -536,7 +552,7 @@ class Steps:
                 return self._gateway_line(line)
             if process == "launcher" and line.startswith(EVENT_MARK):
                 return self._launcher_event(json.loads(line[len(EVENT_MARK) :]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             return self.fail(
                 "launch",
                 f"A line of {process} on {node} is not the event that it should be"
@@ -585,6 +601,8 @@ class Steps:
             return self._launcher_error(event)
         elif kind == "reserved" and self.phase in {"ray", "reservation"}:
             return self._reserved(event)
+        elif kind == "ranks":
+            self._ranks_found([(int(r["rank"]), int(r["pid"]), str(r["address"])) for r in event["ranks"]])
         elif kind == "holders" and self.phase == "engine" and not self.gpu_ids:
             self.gpu_ids = [[int(i) for i in holder["gpu_ids"]] for holder in event["holders"]]
             return self._start_mp_ranks()
@@ -644,13 +662,36 @@ class Steps:
                 return self._engine_ready()
         return []
 
+    def _ranks_found(self, found: list[tuple[int, int, str]]) -> None:
+        """Ranks as Ray's actor table or the process titles have them: (rank, pid, address)."""
+        for rank, pid, address in found:
+            self.ranks[rank] = RankSeen(rank, self.spec.world_size, pid, address)
+        if len(self.ranks) == self.spec.world_size:
+            self._engine_reached("joined")
+
     def _engine_reached(self, phase: EnginePhase) -> None:
         self.engine_phase = later(self.engine_phase, phase)
         self.engine_times.setdefault(phase, self.now)
 
     def _engine_ready(self) -> list[Action]:
-        """Before traffic: every node is asked which of the announced ranks really are its processes."""
+        """Before traffic: where are the ranks? Under mp only the first rank of a node says so in its log (vLLM 0.32),
+        so the agents read the process titles that vLLM gives its workers."""
         self._enter("gateway")
+        if self.spec.executor == "mp":
+            arguments = {"mark": self.mark, "joined": bool(self.spec.ray_address)}
+            return [self._call(node.name, "workers", arguments) for node in self.nodes]
+        return self._confirm_ranks()
+
+    def _workers_answered(self, node: str, titles: dict[str, str]) -> list[Action]:
+        address = next(n.address for n in self.nodes if n.name == node)
+        named = [(rank_of_title(title, self.spec.tp), int(pid)) for pid, title in titles.items()]
+        self._ranks_found([(rank, pid, address) for rank, pid in named if rank is not None])
+        if any(call.startswith("workers:") for call in self.waiting):
+            return []
+        return self._confirm_ranks()
+
+    def _confirm_ranks(self) -> list[Action]:
+        """Every node is asked which of the announced ranks really are its processes, and on which GPUs."""
         pids = [seen.pid for seen in self.ranks.values()]
         arguments = {"pids": pids, "mark": self.mark, "joined": bool(self.spec.ray_address)}
         return [self._call(node.name, "ranks", arguments) for node in self.nodes]
