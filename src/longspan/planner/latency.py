@@ -36,6 +36,18 @@ class Protocol:
     arrival_seconds: float
     token_seconds: float
 
+    def requests(
+        self, count: int, prompt_tokens: int, output_tokens: int, prefix_hit_share: float = 0.0
+    ) -> list[Request]:
+        """Requests of a closed loop, with lengths evenly spread over the protocol's range."""
+        width = self.high - self.low
+        found = []
+        for first, second in zip(_spaced(count, 2), _spaced(count, 3), strict=True):
+            prompt = max(1, round(prompt_tokens * (self.low + width * first)))
+            output = max(1, round(output_tokens * (self.low + width * second)))
+            found.append(Request(0.0, prompt, output, int(prompt * prefix_hit_share)))
+        return found
+
 
 # The serving benchmark of vLLM as most published points use it: all clients start at once and that first burst counts,
 # lengths are drawn from 80 to 100 % of the nominal ones, ten requests a client.
@@ -129,12 +141,7 @@ def closed_loop(
     if max_requests is not None:
         count = max(min(count, max_requests), 2 * concurrency)
     skip = min(protocol.skip_rounds * concurrency, count // 2)
-    width = protocol.high - protocol.low
-    requests = []
-    for first, second in zip(_spaced(count, 2), _spaced(count, 3), strict=True):
-        prompt = max(1, round(prompt_tokens * (protocol.low + width * first)))
-        output = max(1, round(output_tokens * (protocol.low + width * second)))
-        requests.append(Request(0.0, prompt, output, int(prompt * prefix_hit_share)))
+    requests = protocol.requests(count, prompt_tokens, output_tokens, prefix_hit_share)
     served = simulate(requests, limits, engine.step_seconds, concurrency=concurrency)
     return statistics(served, skip, protocol, prompt_tokens)
 

@@ -12,14 +12,14 @@ from longspan.planner.latency import (
     Percentiles,
     Protocol,
     Statistics,
-    closed_loop,
     open_loop,
+    statistics,
     with_interval,
 )
 from longspan.planner.links import Path, network_path, node_path
 from longspan.planner.memory import receipt
 from longspan.planner.rows import Row
-from longspan.planner.simulate import Limits
+from longspan.planner.simulate import Limits, Request, simulate
 from longspan.planner.step_costs import family
 from longspan.workload import Workload
 
@@ -129,12 +129,21 @@ def _statistics(row: Row, engine: EngineModel, limits: Limits, isl: int, osl: in
     if row.request_rate_per_s:
         load = Workload(isl, osl, 0.2, row.request_rate_per_s / row.layout.dp)
         return open_loop(engine, limits, load, min(row.num_prompts or 400, 1000))
-    protocol: Protocol = BURST if row.settings.version >= _BURST_SINCE else WARM
-    clients = int(row.concurrency or row.num_prompts or 1)
-    each = max(-(-clients // row.layout.dp), 1)
-    return closed_loop(
-        engine, limits, isl, osl, each, protocol, max_requests=row.num_prompts or _LIMIT_REQUESTS
-    )
+    requests, each, warm = closed_loop_of(row)
+    protocol = WARM if warm else BURST
+    served = simulate(requests, limits, engine.step_seconds, concurrency=each)
+    skip = min(protocol.skip_rounds * each, len(requests) // 2)
+    return statistics(served, skip, protocol, isl)
+
+
+def closed_loop_of(row: Row) -> tuple[list[Request], int, bool]:
+    """The requests of a closed-loop row, clients per data-parallel rank, and whether it was measured warm."""
+    warm = row.settings.version < _BURST_SINCE
+    protocol: Protocol = WARM if warm else BURST
+    clients = max(-(-int(row.concurrency or row.num_prompts or 1) // row.layout.dp), 1)
+    count = max(protocol.rounds * clients, 8)
+    count = max(min(count, row.num_prompts or _LIMIT_REQUESTS), 2 * clients)
+    return protocol.requests(count, max(row.isl or 1, 1), max(row.osl or 1, 1)), clients, warm
 
 
 __all__ = ["LATENCY_KEYS", "cache_value_bytes", "evaluate_latency", "row_engine", "row_limits"]

@@ -6,10 +6,11 @@ cache keep the arithmetic, and the rest are ranked by closed form; only the best
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from longspan.model.facts import ModelFacts
 from longspan.plan import Layout, Receipt, Rejection
-from longspan.planner.engine import GpuMemory, resolve
+from longspan.planner.engine import EngineSettings, GpuMemory, resolve
 from longspan.planner.engine_model import engine_model
 from longspan.planner.latency import capacity, steady
 from longspan.planner.layout import Pool, Slot, node_counts, pools, replicas, sites, smallest_memory_bytes
@@ -20,6 +21,7 @@ from longspan.planner.partition import best_partition
 from longspan.planner.ranking import distinct, examine, rank
 from longspan.planner.simulate import Limits
 from longspan.planner.versions import format_version
+from longspan.planner.work import Identity
 from longspan.units import GIB
 
 # How many candidates are simulated.
@@ -71,7 +73,7 @@ def evaluate(
         GpuMemory(site.gpu.name, size, site.group.kind in {"nvlink", "xgmi"})
         for site, size in zip(where, smallest_memory_bytes(group, layout), strict=True)
     )
-    found = receipt(facts, layout, memory, settings)
+    found = _receipt(Identity(facts), layout, memory, settings)
     if found.max_concurrency < 1:
         return Refused(pool.gpu_type, layout, "memory", memory_words(found, question), receipt=found)
     resolved = resolve(settings, facts, min(memory, key=lambda gpu: gpu.total_bytes))
@@ -87,6 +89,14 @@ def evaluate(
             engine, limits, question.workload, max(question.clients / (len(groups) * layout.dp), 1.0)
         )
     return Option(pool.gpu_type, layout, tuple(groups), found, engine, limits, load)
+
+
+@lru_cache(maxsize=8192)
+def _receipt(
+    held: Identity, layout: Layout, memory: tuple[GpuMemory, ...], settings: EngineSettings
+) -> Receipt:
+    """What-ifs ask for the same receipts again and again."""
+    return receipt(held.facts, layout, memory, settings)
 
 
 def memory_words(found: Receipt, question: Question) -> str:
@@ -105,14 +115,26 @@ def memory_words(found: Receipt, question: Question) -> str:
     )
 
 
-def search(question: Question, simulated: int = SIMULATED) -> Answer:
-    """Answers the question. `simulated` 0 ranks by closed form alone, for what-ifs."""
+def _is_common(layout: Layout) -> bool:
+    """Sizes that people use: what-ifs look at these only."""
+    return all(size & (size - 1) == 0 for size in (layout.tp, layout.pp, layout.dp)) and layout.dcp == 1
+
+
+def search(question: Question, simulated: int = SIMULATED, brief: Layout | None = None) -> Answer:
+    """Answers the question.
+
+    Args:
+        simulated: how many of the best are simulated; 0 ranks by closed form alone.
+        brief: look at common sizes and at this layout only, for what-ifs.
+    """
     options: list[Option] = []
     refused: list[Refused] = []
     all_pools = pools(question.cluster)
     for pool in all_pools:
         illegal_tp: dict[int, Rejection | None] = {}
         for layout in layouts(question.facts, pool):
+            if brief is not None and layout != brief and not _is_common(layout):
+                continue
             if layout.tp not in illegal_tp:
                 version = format_version(question.settings.version)
                 illegal_tp[layout.tp] = check(

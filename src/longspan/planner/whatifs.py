@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 
 from longspan.cluster.inventory import Cluster, Network
 from longspan.model.requantise import stored_as
+from longspan.plan import Layout
+from longspan.planner.layout import pools
 from longspan.planner.options import Answer, Option, Question
-from longspan.planner.search import search
+from longspan.planner.search import evaluate, search
 from longspan.planner.simulate import Load
 from longspan.units import GIB
 from longspan.workload import Workload
@@ -50,7 +52,7 @@ def what_ifs(answer: Answer) -> list[WhatIf]:
 
 def _compare(name: str, best: Option | None, changed: Question, words: str) -> WhatIf | None:
     """The changed question's answer beside the best option: in its own layout unless another is clearly better there."""
-    options = search(changed, simulated=0).options
+    options = search(changed, simulated=0, brief=best.layout if best else Layout()).options
     if not options:
         return None
     top = options[0]
@@ -78,9 +80,10 @@ def fewer_sequences(question: Question, best: Option) -> WhatIf | None:
     seqs = best.limits.sequences
     if seqs <= 256:
         return None
-    other = search(replace(question, settings=replace(question.settings, max_num_seqs=256)), simulated=0)
-    same = next((o for o in other.options if o.layout == best.layout and o.pool == best.pool), None)
-    if same is None or same.receipt.kv_tokens <= best.receipt.kv_tokens:
+    changed = replace(question, settings=replace(question.settings, max_num_seqs=256))
+    pool = next((one for one in pools(question.cluster) if one.gpu_type == best.pool), None)
+    same = evaluate(changed, pool, best.layout, list(best.groups)) if pool is not None else None
+    if not isinstance(same, Option) or same.receipt.kv_tokens <= best.receipt.kv_tokens:
         return None
     freed = (
         same.receipt.ranks[same.receipt.binding].kv_pool_bytes

@@ -215,7 +215,7 @@ class Profile:
         return _COMPUTE.get(scheme.name, "bf16"), scheme.size_bytes(matrix.out, matrix.inp), values
 
 
-class _Identity:
+class Identity:
     """Keys a cache by the object itself: hashing a whole ModelFacts costs more than the profile."""
 
     def __init__(self, facts: ModelFacts) -> None:
@@ -225,17 +225,17 @@ class _Identity:
         return id(self.facts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.facts is self.facts
+        return isinstance(other, Identity) and other.facts is self.facts
 
 
 @lru_cache(maxsize=16)
-def _profile_of(held: _Identity) -> Profile:
+def _profile_of(held: Identity) -> Profile:
     return Profile(held.facts)
 
 
 def profile(facts: ModelFacts) -> Profile:
     """The profile of a model, kept while it is among the last used."""
-    return _profile_of(_Identity(facts))
+    return _profile_of(Identity(facts))
 
 
 _CacheKey = tuple[int | None, float, float, float]
@@ -283,6 +283,12 @@ def stage_work(
     facts: ModelFacts, layout: Layout, stage: int, kv_value_bytes: float | None = None
 ) -> StageWork:
     """What a rank of pipeline stage `stage` does in a step. `kv_value_bytes`: of the cache, by default the model's."""
+    return _stage_work(Identity(facts), layout, stage, kv_value_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _stage_work(held: Identity, layout: Layout, stage: int, kv_value_bytes: float | None) -> StageWork:
+    facts = held.facts
     known = profile(facts)
     value_bytes = known.kv_value_bytes if kv_value_bytes is None else kv_value_bytes
     members = range(*stage_bounds(facts, layout)[stage])
@@ -314,6 +320,8 @@ def stage_work(
     head = known.head
     feeds = sum(bool(facts.layers[index].feeds) for index in members)
     exchanges = expert_layers if layout.dp > 1 else 0
+    # Context parallelism gathers queries and combines partial results: two more collectives in each attention layer.
+    extra = 2 * sum(caches.values()) if layout.dcp > 1 else 0
     return StageWork(
         layers=len(members),
         dense=tuple(Matrices(compute, size, values) for compute, (size, values) in dense.items()),
@@ -332,7 +340,7 @@ def stage_work(
         ),
         state_bytes=state,
         hidden_bytes=facts.hidden * facts.dtype_bytes,
-        reductions=(mixers + feeds - exchanges) if layout.tp > 1 else 0,
+        reductions=(mixers + feeds - exchanges + extra) if layout.tp > 1 else 0,
         exchanges=exchanges,
         sent_bytes=facts.hidden * facts.dtype_bytes * (experts[0].top_k if experts and layout.ep else 1),
     )
