@@ -49,6 +49,7 @@ IO_MODULES = {
     "launch.reference",
     "cli.*",
     "cluster.probe",
+    "doctor.collect",
     "model.fetch",
     "gateway.__main__",
     "gateway.admin",
