@@ -49,6 +49,8 @@ IO_MODULES = {
     "launch.prover",
     "launch.reference",
     "cli.*",
+    "cluster.probe",
+    "doctor.collect",
     "model.fetch",
     "gateway.__main__",
     "gateway.admin",
