@@ -50,7 +50,6 @@ IO_MODULES = {
     "launch.reference",
     "cli.*",
     "cluster.probe",
-    "doctor.collect",
     "model.fetch",
     "gateway.__main__",
     "gateway.admin",
