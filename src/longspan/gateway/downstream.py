@@ -36,17 +36,23 @@ class Downstream(asyncio.Protocol):
         serve: called with each whole request; returns its handler, or None if it was answered at once.
         max_body_bytes: larger bodies get 413.
         register: the set of live connections, for draining.
+        now: the loop's clock.
     """
 
     __slots__ = (
         "_body", "_body_bytes", "_chunked", "_close", "_done", "_head_bytes", "_headers", "_keep", "_later", "_max",
-        "_parser", "_register", "_serve", "_url", "handler", "method", "paused", "transport", "version",
+        "_now",
+        "_parser", "_register", "_serve", "_url", "handler", "method", "paused", "touched", "transport", "version",
     )  # fmt: skip
 
-    def __init__(self, serve: Serve, max_body_bytes: int, register: set["Downstream"]) -> None:
+    def __init__(
+        self, serve: Serve, max_body_bytes: int, register: set["Downstream"], now: Callable[[], float]
+    ) -> None:
         self._serve = serve
         self._max = max_body_bytes
         self._register = register
+        self._now = now
+        self.touched = now()
         self.transport: asyncio.Transport | None = None
         self.handler: Handler | None = None
         self.paused = False
@@ -96,6 +102,7 @@ class Downstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came. While a request is served, what follows it waits."""
+        self.touched = self._now()
         if self.handler is not None or self._close:
             self._later += data
             if len(self._later) > MAX_PIPELINED_BYTES:
@@ -218,6 +225,7 @@ class Downstream(asyncio.Protocol):
     def finished(self) -> None:
         """The answer is written: the connection takes its next request."""
         self.handler = None
+        self.touched = self._now()
         if self.transport is None:
             return
         if self._close:

@@ -11,6 +11,8 @@ SMOOTHING = (
     0.3  # weight of the newest sample in every moving average; a guess, the last few requests dominate
 )
 SCRAPE_FRESH_SECONDS = 4.0
+# Without metrics only our own streams show progress, and a lone long prefill shows none: convict later. A guess.
+BLIND_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,22 @@ class Standing:
         self.load: EngineLoad | None = None
         self.load_at = -1e9
         self.foreign = 0.0
-        self.capacity: float | None = float(replica.max_running) if replica.max_running else None
+        self.capacity: float | None = None
         self.service_seconds: float | None = None
         self.ttft_seconds: float | None = None
         self.prefill_rate: float | None = None
         self.requests = 0
         self.failures = 0
+
+    def take(self, replica: Replica, now: float) -> None:
+        """A new configuration of the same replica."""
+        if self.replica.state != "ready" and replica.state == "ready":
+            self.joined = now
+        if replica.max_running:
+            self.capacity = float(replica.max_running)
+        elif self.replica.max_running:
+            self.capacity = None
+        self.replica = replica
 
     @property
     def name(self) -> str:
@@ -133,6 +145,8 @@ class Standing:
         """A request goes out to it."""
         if not self.flight:
             self.moved_at = now
+        room = self.capacity is None or len(self.flight) + self.foreign < self.capacity
+        ticket.attempts[-1].began = now if room else None
         self.flight[ticket.ask.id] = ticket
         self.pending[ticket.ask.id] = ticket
         self.pending_tokens += ticket.ask.prompt_tokens
@@ -145,22 +159,29 @@ class Standing:
         if self.pending.pop(ticket.ask.id, None) is None:
             return
         self.pending_tokens -= ticket.ask.prompt_tokens
+        if not ticket.attempts:
+            return
         attempt = ticket.attempts[-1]
         attempt.first = now
-        took = now - attempt.sent
+        took = now - (attempt.began or attempt.sent)
         self.ttft_seconds = _blend(self.ttft_seconds, took)
         if ticket.ask.prompt_tokens >= 256 and took > 0:
             self.prefill_rate = _blend(self.prefill_rate, ticket.ask.prompt_tokens / took)
 
     def left(self, ticket: Ticket, now: float, served: bool) -> None:
         """A request is off its hands. `served`: it came to its end, so its time teaches the service time."""
+        next_up = self.queued()
         self.flight.pop(ticket.ask.id, None)
         if self.pending.pop(ticket.ask.id, None) is not None:
             self.pending_tokens -= ticket.ask.prompt_tokens
+        for waiting in next_up:  # the engine starts the first of its queue now
+            if waiting is not ticket and waiting.attempts[-1].began is None:
+                waiting.attempts[-1].began = now
+                break
         if not served or not ticket.attempts:
             return
         attempt = ticket.attempts[-1]
-        began = attempt.first if attempt.first is not None else attempt.sent
+        began = attempt.first or attempt.began or attempt.sent
         self.service_seconds = _blend(self.service_seconds, max(0.001, now - began))
 
     def scraped(self, load: EngineLoad, now: float) -> None:
@@ -173,9 +194,20 @@ class Standing:
         if self.replica.max_running:
             return
         if load.waiting > 0:
+            unknown = self.capacity is None
             self.capacity = max(1.0, load.running)
+            if unknown:
+                for ticket in self.queued():
+                    ticket.attempts[-1].began = None
         elif self.capacity is not None and load.running + 1 >= self.capacity:
             self.capacity = max(self.capacity, load.running) * 1.5 + 1
+
+    def failed_with(self, cause: str) -> None:
+        """An attempt failed: dead at once if nobody listens; given too much if connections break under load."""
+        if cause == "connect":
+            self.alive = False
+        if cause == "reset" and self.capacity is None and len(self.flight) > 8:
+            self.capacity = float(len(self.flight) // 2)
 
     def infer_capacity(self, now: float) -> None:
         """Without fresh metrics: streams that flow while others wait far beyond the usual show what runs at once."""
@@ -193,14 +225,14 @@ class Standing:
     def silence(self, now: float, health: Health) -> None:
         """Suspicion moves traffic, conviction moves requests: work outstanding and nothing moves."""
         waited = now - self.moved_at if self.flight else 0.0
-        silent_streams = any(ticket.ask.stream for ticket in self.flight.values())
-        counted = self.load is not None and now - self.load_at < max(
-            SCRAPE_FRESH_SECONDS, health.stall_seconds
-        )
-        watched = silent_streams or counted
-        self.suspect = watched and waited >= health.suspect_seconds
-        if watched and waited >= health.stall_seconds:
-            self.stalled = True
+        if self.load is not None:
+            limit = health.stall_seconds
+        elif any(ticket.ask.stream for ticket in self.flight.values()):
+            limit = health.stall_seconds * BLIND_FACTOR
+        else:
+            return
+        self.suspect = waited >= health.suspect_seconds * limit / health.stall_seconds
+        self.stalled = self.stalled or waited >= limit
 
 
 def _blend(old: float | None, new: float) -> float:
