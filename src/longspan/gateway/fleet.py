@@ -153,10 +153,12 @@ class Fleet:
     def eta(self, model: str, position: int | None = None) -> float:
         """Seconds until a request at `position` of the wait room (its end by default) would be sent; 0 if unknown."""
         rate = 0.0
+        ahead: float = self.room(model).size if position is None else position
         for s in self._by_model.get(model, ()):
             if s.alive is not False and not s.stalled and s.service_seconds:
-                rate += (s.capacity or max(1, len(s.flight))) / s.service_seconds
-        ahead = self.room(model).size if position is None else position
+                runs = s.capacity or max(1, len(s.flight))
+                rate += runs / s.service_seconds
+                ahead += max(0.0, len(s.flight) + s.foreign - runs)
         return (ahead + 1) / rate if rate else 0.0
 
     def overflow_reason(self, ask: Ask, usable: Sequence[Standing]) -> str:

@@ -37,6 +37,10 @@ class Dispatcher:
         """Takes a new configuration; learned state of replicas, keys and providers that stay is kept."""
         self.config = config
         self.fleet.configure(config, now)
+        for ticket in self.tickets.values():  # a replica may have been away from the file and come back
+            standing = self.fleet.standings.get(ticket.where) if ticket.where is not None else None
+            if standing is not None:
+                standing.adopt(ticket)
         before, self.limits = self.limits, {}
         for rule in config.keys:
             self.limits[rule.name] = before.get(rule.name) or KeyLimits(rule)

@@ -45,6 +45,7 @@ class Standing:
         self.joined = now
         self.load: EngineLoad | None = None
         self.load_at = -1e9
+        self.load_trusted = False
         self.foreign = 0.0
         self.capacity: float | None = None
         self.service_seconds: float | None = None
@@ -153,6 +154,14 @@ class Standing:
         self.requests += 1
         self.breaker.sent()
 
+    def adopt(self, ticket: Ticket) -> None:
+        """A request that was sent to a replica of this name before this state began."""
+        if ticket.ask.id not in self.flight:
+            self.flight[ticket.ask.id] = ticket
+            if ticket.attempts[-1].first is None:
+                self.pending[ticket.ask.id] = ticket
+                self.pending_tokens += ticket.ask.prompt_tokens
+
     def content(self, ticket: Ticket, now: float) -> None:
         """The first content of a request came."""
         self.moved_at = max(self.moved_at, now)
@@ -163,7 +172,12 @@ class Standing:
             return
         attempt = ticket.attempts[-1]
         attempt.first = now
-        took = now - (attempt.began or attempt.sent)
+        flowing = len(self.flight) - len(self.pending)
+        if self.capacity is not None and not self.replica.max_running and flowing > self.capacity:
+            self.capacity = float(flowing)
+        if attempt.began is None:
+            return  # it waited in the engine, nobody knows how long
+        took = now - attempt.began
         self.ttft_seconds = _blend(self.ttft_seconds, took)
         if ticket.ask.prompt_tokens >= 256 and took > 0:
             self.prefill_rate = _blend(self.prefill_rate, ticket.ask.prompt_tokens / took)
@@ -190,17 +204,22 @@ class Standing:
         if moved and load.progress:
             self.moved_at = max(self.moved_at, now)
         self.load, self.load_at = load, now
-        self.foreign = max(0.0, load.running + load.waiting - len(self.flight))
-        if self.replica.max_running:
+        told = load.running + load.waiting
+        self.foreign = max(0.0, told - len(self.flight))
+        # Gauges lag 3 to 18 s (vllm#49538); ones that know fewer than half of our requests are not believed.
+        self.load_trusted = told * 2 >= len(self.flight)
+        if self.replica.max_running or not self.load_trusted:
             return
         if load.waiting > 0:
-            unknown = self.capacity is None
-            self.capacity = max(1.0, load.running)
-            if unknown:
-                for ticket in self.queued():
-                    ticket.attempts[-1].began = None
+            self._set_capacity(max(1.0, load.running))
         elif self.capacity is not None and load.running + 1 >= self.capacity:
             self.capacity = max(self.capacity, load.running) * 1.5 + 1
+
+    def _set_capacity(self, capacity: float) -> None:
+        unknown, self.capacity = self.capacity is None, capacity
+        if unknown:
+            for ticket in self.queued():
+                ticket.attempts[-1].began = None  # they wait, as it turns out
 
     def failed_with(self, cause: str) -> None:
         """An attempt failed: dead at once if nobody listens; given too much if connections break under load."""
@@ -211,16 +230,16 @@ class Standing:
 
     def infer_capacity(self, now: float) -> None:
         """Without fresh metrics: streams that flow while others wait far beyond the usual show what runs at once."""
-        if self.replica.max_running or now - self.load_at < SCRAPE_FRESH_SECONDS or not self.pending:
+        fresh = self.load_trusted and now - self.load_at < SCRAPE_FRESH_SECONDS
+        if self.replica.max_running or fresh or not self.pending:
             return
         flowing = sum(ticket.ask.stream for ticket in self.flight.values()) - len(self.pending)
         oldest = next(iter(self.pending.values()))
-        if (
-            flowing > 0
-            and oldest.attempts
-            and now - oldest.attempts[-1].sent > max(1.0, 4 * (self.ttft_seconds or 0))
-        ):
-            self.capacity = float(flowing)
+        usual = self.ttft_seconds or 0.0
+        if self.prefill_rate:
+            usual = max(usual, self.pending_tokens / self.prefill_rate)
+        if flowing > 0 and now - oldest.attempts[-1].sent > max(1.0, 4 * usual):
+            self._set_capacity(float(flowing))
 
     def silence(self, now: float, health: Health) -> None:
         """Suspicion moves traffic, conviction moves requests: work outstanding and nothing moves."""
