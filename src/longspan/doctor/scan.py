@@ -1,0 +1,289 @@
+"""Finds the lines that any rule knows, in one pass over bytes and with constant memory.
+
+A log repeats itself: without its digits, one line of a server looks like ten thousand others. So each *shape* (a line
+without digits) is looked up once: its words select the rules that could match, those are tried, and the ones that
+cannot match this shape are forgotten for it. Later lines of the same shape cost one dictionary look-up. A rule whose
+pattern names digits ("Error 803") stays with the shape and is tried on every such line.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
+from longspan.doctor.rules.rule import Mark, Rule
+
+_DIGITS = b"0123456789"
+_WORD_BYTES = bytes(
+    byte + 32
+    if 65 <= byte <= 90
+    else byte
+    if chr(byte).isalnum() and byte < 128 or byte == 95 or byte >= 128
+    else 32
+    for byte in range(256)
+)
+SHAPES_LIMIT = 30_000
+LINE_LIMIT_BYTES = 1 << 20
+TEXT_LIMIT = 20_000
+EVIDENCE_LIMIT = 400
+HITS_FIRST, HITS_LAST = 400, 200
+QUOTE_LIMIT_LINES = 200
+# Marks that come with every request or every ten seconds: of one shape in one block, the first line and the last few
+# are enough to know when the server last worked and whether it stalls.
+LAZY = frozenset({"request-ok", "health-ok", "throughput", "throughput-zero"})
+LAZY_LAST = 4
+
+_QUANTIFIER = re.compile(r"\{\d*,?\d*\}|\[[^\]]*\]|\\\d|\(\?P<\w+>|\\d")
+# Where a user's own words begin: everything after it is quoted, not reported.
+_QUOTED = re.compile(
+    r"(?:[Rr]eceived request|Generated (?:text|response|output)|Request body|request body)\b|\b[Pp]rompt(?: ?token[_ ]ids)?['\"]?: ?['\"\[]|\bprompt=['\"]"
+    r"|[\"']?(?:content|messages|input|prompt|text|arguments)[\"']: ?[\"'\[]|SamplingParams\("
+)
+_REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
+
+
+@dataclass(slots=True)
+class Hit:
+    """One line that a rule or mark matched.
+
+    Attributes:
+        line: counts from 1.
+        order: position in reading order over all files.
+        count: how many lines Ray folded into this one.
+    """
+
+    rule: Rule | Mark
+    file: str
+    line: int
+    order: int
+    text: str
+    head: Head
+    groups: dict[str, str | None]
+    time_seconds: float | None
+    section: str = ""
+    count: int = 1
+
+    @property
+    def node(self) -> str:
+        """The node of the line: named by itself, else the section or file that it stands in."""
+        return self.head.node or self.section
+
+
+@dataclass(slots=True)
+class _Kept:
+    first: list[Hit] = field(default_factory=list)
+    last: deque[Hit] = field(default_factory=lambda: deque(maxlen=HITS_LAST))
+    count: int = 0
+
+    def add(self, hit: Hit) -> None:
+        self.count += 1
+        (self.first if len(self.first) < HITS_FIRST else self.last).append(hit)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a pass over the logs left: every hit in reading order.
+
+    Attributes:
+        hits: rule hits and marks, in reading order.
+        lines, size_bytes: how much was read.
+        newest_first: the file's time stamps mostly go backwards.
+        counts: rule id -> number of lines, including those not kept.
+    """
+
+    hits: tuple[Hit, ...]
+    lines: int
+    size_bytes: int
+    newest_first: bool
+    counts: dict[str, int]
+    files: tuple[str, ...] = ()
+
+
+def evidence_text(text: str, start: int, end: int) -> str:
+    """The part of a line that is quoted: all of it, or the surroundings of the match."""
+    text = text.strip()
+    if len(text) <= EVIDENCE_LIMIT:
+        return text
+    begin = max(0, min(start - 80, len(text) - EVIDENCE_LIMIT))
+    return text[begin : begin + max(EVIDENCE_LIMIT, min(end - start, EVIDENCE_LIMIT))].strip()
+
+
+def _is_open(text: str, at: int) -> bool:
+    """Whether the quotation that begins at `at` does not end on this line."""
+    mark = text[at]
+    return mark in "'\"" and text.count(mark, at + 1) == text.count("\\" + mark, at + 1)
+
+
+class Scanner:
+    """Feeds on blocks of bytes; `record()` returns what was found."""
+
+    def __init__(self, rules: Sequence[Rule], marks: Sequence[Mark]) -> None:
+        self._index: dict[bytes, list[int]] = {}
+        self._table: list[tuple[Rule | Mark, re.Pattern[str], bool]] = []
+        for number, entry in enumerate((*rules, *marks)):
+            digits = any(c.isdigit() for c in _QUANTIFIER.sub("", entry.pattern))
+            self._table.append((entry, re.compile(entry.pattern), digits))
+            for word in entry.words.split():
+                self._index.setdefault(word.encode(), []).append(number)
+        self._keys = frozenset(self._index)
+        self._lazy = frozenset(i for i, (entry, _, _) in enumerate(self._table) if entry.id in LAZY)
+        self._shapes: dict[bytes, tuple[int, ...]] = {}
+        self._kept: dict[str, _Kept] = {}
+        self._order = self._lines = self._size = self._up = self._down = 0
+        self._quote_open_until = 0
+        self._files: list[str] = []
+
+    def feed(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Reads one file to its end. `name` is how it is called in the evidence."""
+        self._files.append(name)
+        carry, line, section, clock = b"", 0, "", _Clock()
+        for chunk in chunks:
+            self._size += len(chunk)
+            block = carry + chunk
+            cut = block.rfind(b"\n") + 1
+            if cut == 0 and len(block) < LINE_LIMIT_BYTES:
+                carry = block
+                continue
+            cut = cut or len(block)
+            carry, block = block[cut:], block[:cut]
+            line, section = self._block(name, block, line, section, clock)
+        if carry:
+            self._block(name, carry, line, section, clock)
+
+    def _block(self, name: str, block: bytes, line: int, section: str, clock: "_Clock") -> tuple[int, str]:
+        if b"\x1b" in block:
+            block = ANSI.sub(b"", block)
+        lines = block.split(b"\n")
+        if lines[-1] == b"":
+            lines.pop()
+        shapes = self._shapes
+        later: dict[bytes, deque[int]] = {}  # shape of a lazy line -> its last indices in this block
+        self._direction(lines, line)
+        start, section_box = self._order - line, [section]
+        for i, shape in enumerate(block.translate(None, _DIGITS).split(b"\n")[: len(lines)]):
+            wanted = shapes.get(shape)
+            if wanted is None:
+                wanted = self._new_shape(shape, lines[i])
+            if not wanted:
+                continue
+            if shape in later:
+                later[shape].append(i)
+                continue
+            if self._lazy.issuperset(wanted):
+                later[shape] = deque(maxlen=LAZY_LAST)
+            self._examine(name, lines, i, line, start, wanted, section_box, clock)
+        last = ((i, shape) for shape, indices in later.items() for i in indices)
+        for i, shape in sorted(last):
+            self._examine(name, lines, i, line, start, shapes.get(shape, ()), section_box, clock)
+        self._order += len(lines)
+        self._lines += len(lines)
+        return line + len(lines), section_box[0]
+
+    def _new_shape(self, shape: bytes, text: bytes) -> tuple[int, ...]:
+        found = self._keys.intersection(text[:TEXT_LIMIT].translate(_WORD_BYTES).split())
+        wanted: tuple[int, ...] = ()
+        if found:
+            decoded = text[:TEXT_LIMIT].decode("utf-8", "replace")
+            numbers = {number for word in found for number in self._index[word]}
+            wanted = tuple(
+                sorted(
+                    n for n in numbers if self._table[n][2] or self._table[n][1].search(decoded) is not None
+                )
+            )
+            if b"\r" in text and not wanted:
+                wanted = tuple(sorted(numbers))
+        if len(shape) <= 4096:
+            if len(self._shapes) >= SHAPES_LIMIT:
+                self._shapes.clear()
+            self._shapes[shape] = wanted
+        return wanted
+
+    def _direction(self, lines: list[bytes], line: int) -> None:
+        if line > 0:
+            return
+        step = max(1, len(lines) // 300)
+        times = [
+            t for raw in lines[::step] if (t := parse_time(raw[:200].decode("utf-8", "replace"))) is not None
+        ]
+        for before, after in zip(times, times[1:], strict=False):
+            self._up += after > before
+            self._down += after < before
+
+    def _examine(
+        self,
+        name: str,
+        lines: list[bytes],
+        i: int,
+        line: int,
+        start: int,
+        wanted: tuple[int, ...],
+        section: list[str],
+        clock: "_Clock",
+    ) -> None:
+        whole = lines[i][:TEXT_LIMIT].decode("utf-8", "replace")
+        number = line + i + 1
+        for text in whole.split("\r") if "\r" in whole else (whole,):
+            head: Head | None = None
+            quoted: re.Match[str] | None = None
+            for index in wanted:
+                rule, pattern, _ = self._table[index]
+                match = pattern.search(text)
+                if match is None:
+                    continue
+                if head is None:
+                    quoted = _QUOTED.search(text)
+                    head = parse_head(text)
+                    if head.time_seconds is None:
+                        clock.look_back(lines, i, line)
+                    else:
+                        clock.time_seconds, clock.line = head.time_seconds, number
+                if rule.id == "quote":
+                    if _is_open(text, match.end() - 1):
+                        self._quote_open_until = number + QUOTE_LIMIT_LINES
+                    continue
+                if quoted is not None and quoted.start() < match.start():
+                    continue
+                if head.level or head.process:
+                    self._quote_open_until = 0
+                elif number <= self._quote_open_until:
+                    continue
+                if rule.id == "section":
+                    section[0] = match["section"] or match["named"] or ""
+                    continue
+                repeated = _REPEATED.search(text)
+                hit = Hit(
+                    rule, name, number, start + number, evidence_text(text, match.start(), match.end()), head,
+                    match.groupdict(), clock.time_seconds, section[0], int(repeated[1]) if repeated else 1,
+                )  # fmt: skip
+                self._kept.setdefault(rule.id, _Kept()).add(hit)
+
+    def record(self) -> Record:
+        """Everything found so far, in reading order."""
+        hits = sorted(
+            (h for kept in self._kept.values() for h in (*kept.first, *kept.last)), key=lambda h: h.order
+        )
+        return Record(
+            tuple(hits), self._lines, self._size, self._down > 4 and self._down > 3 * self._up,
+            {key: kept.count for key, kept in self._kept.items()}, tuple(self._files),
+        )  # fmt: skip
+
+
+class _Clock:
+    """The time of the latest line that had one; a traceback's own lines carry none."""
+
+    __slots__ = ("line", "time_seconds")
+
+    def __init__(self) -> None:
+        self.time_seconds: float | None = None
+        self.line = 0
+
+    def look_back(self, lines: list[bytes], i: int, line: int) -> None:
+        """Looks for a nearer time in the lines just above."""
+        for j in range(i - 1, max(-1, i - 40), -1):
+            if line + j + 1 <= self.line:
+                return
+            time = parse_time(lines[j][:200].decode("utf-8", "replace"))
+            if time is not None:
+                self.time_seconds, self.line = time, line + j + 1
+                return
