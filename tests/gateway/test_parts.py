@@ -155,7 +155,9 @@ def test_wait_room_order_is_class_then_key_by_turns_then_age() -> None:
     assert room.size == 0
 
 
-@given(st.lists(st.tuples(st.sampled_from(["push", "front", "pop", "remove"]), st.integers(0, 3)), max_size=60))
+@given(
+    st.lists(st.tuples(st.sampled_from(["push", "front", "pop", "remove"]), st.integers(0, 3)), max_size=60)
+)
 def test_wait_room_never_loses_or_doubles_a_request(steps: list[tuple[str, int]]) -> None:
     """After any steps the room holds exactly what was pushed and not taken."""
     room, inside, number = WaitRoom(), {}, 0

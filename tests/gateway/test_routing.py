@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gateway.helpers import Clockwork, config
 from longspan.gateway.standing import EngineLoad
 from longspan.gateway.ticket import Action, GiveUp, Reject, Send
-from gateway.helpers import Clockwork, config
 
 PRICED = "prompt_usd_per_million_tokens = 1.0\ncompletion_usd_per_million_tokens = 1.0\nspend_cap_usd_per_hour = 1.0"
 
