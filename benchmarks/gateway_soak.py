@@ -1,7 +1,7 @@
 """Soak: streams with random client disconnects through one gateway; prints RSS, sockets and permits over time.
 
-    PYTHONPATH=src:tests python benchmarks/gateway_soak.py --minutes 60 --streams 60
-    PYTHONPATH=src:tests python benchmarks/gateway_soak.py --idle 5000        # memory of streams that are only held
+PYTHONPATH=src:tests python benchmarks/gateway_soak.py --minutes 60 --streams 60
+PYTHONPATH=src:tests python benchmarks/gateway_soak.py --idle 5000        # memory of streams that are only held
 """
 
 import argparse
@@ -34,6 +34,11 @@ def rss_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def descriptors(pid: int) -> int:
+    """Open files and sockets."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
 async def start(engine: StubEngine, admin_port: int) -> tuple[asyncio.subprocess.Process, str]:
     """A gateway process in front of the engine."""
     directory = Path(tempfile.mkdtemp(prefix="longspan-soak-"))
@@ -44,17 +49,28 @@ async def start(engine: StubEngine, admin_port: int) -> tuple[asyncio.subprocess
     )
     (directory / "gateway.toml").write_text(text)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "longspan.gateway", "--config", str(directory / "gateway.toml"), stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "longspan.gateway",
+        "--config",
+        str(directory / "gateway.toml"),
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     return process, "http://" + json.loads(await process.stdout.readline())["address"]
 
 
-async def client(session: aiohttp.ClientSession, url: str, end: float, rnd: random.Random, done: list[int]) -> None:
+async def client(
+    session: aiohttp.ClientSession, url: str, end: float, rnd: random.Random, done: list[int]
+) -> None:
     """One stream after the other; every third is left at a random moment."""
     while time.monotonic() < end:
         tokens = rnd.randint(20, 120)
-        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"tokens={tokens} gap=0.05"}]}
+        body = {
+            "model": "m",
+            "stream": True,
+            "messages": [{"role": "user", "content": f"tokens={tokens} gap=0.05"}],
+        }
         leave = rnd.random() * tokens * 0.05 if rnd.random() < 1 / 3 else None
         try:
             async with asyncio.timeout(leave), session.post(url, json=body) as answer:
@@ -75,7 +91,8 @@ async def soak(minutes: float, streams: int) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
         jobs = [
-            asyncio.create_task(client(session, url + "/v1/chat/completions", end, rnd, done)) for _ in range(streams)
+            asyncio.create_task(client(session, url + "/v1/chat/completions", end, rnd, done))
+            for _ in range(streams)
         ]
 
         async def report() -> None:
@@ -83,7 +100,7 @@ async def soak(minutes: float, streams: int) -> None:
                 f"http://127.0.0.1:{admin_port}/admin/status", headers={"authorization": f"Bearer {ADMIN}"}
             ) as answer:
                 status = await answer.json()
-            sockets = len(os.listdir(f"/proc/{process.pid}/fd"))
+            sockets = descriptors(process.pid)
             print(json.dumps({
                 "minutes": round((time.monotonic() - begin) / 60, 1), "rss_mb": round(rss_mb(process.pid), 1),
                 "descriptors": sockets, "running": status["running"], "engine_active": engine.active,
@@ -104,11 +121,15 @@ async def soak(minutes: float, streams: int) -> None:
 
 async def idle(count: int) -> None:
     """Holds streams open that send nothing but a first token."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2
+    )
     engine = await StubEngine().start()
     process, url = await start(engine, 18798)
     before = rss_mb(process.pid)
-    body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "tokens=2 gap=3000"}]}).encode()
+    body = json.dumps(
+        {"model": "m", "stream": True, "messages": [{"role": "user", "content": "tokens=2 gap=3000"}]}
+    ).encode()
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
     held = []
@@ -130,7 +151,9 @@ async def idle(count: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--streams", type=int, default=60)
     parser.add_argument("--idle", type=int, default=0)

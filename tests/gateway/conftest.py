@@ -55,15 +55,14 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def start_gateway(directory: Path, text: str, *) -> subprocess.Popen[str]:
+def start_gateway(directory: Path, text: str) -> subprocess.Popen[str]:
     """Starts the process on a configuration."""
     path = directory / "gateway.toml"
     path.write_text(text)
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "longspan.gateway", "--config", str(path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )  # fmt: skip
-    return process
 
 
 def stop(process: subprocess.Popen[str]) -> None:
@@ -96,7 +95,8 @@ def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
 def engines(loop_thread: asyncio.AbstractEventLoop) -> Iterator[list[StubEngine]]:
     """Two stub engines."""
     started = [
-        asyncio.run_coroutine_threadsafe(StubEngine(f"e{i}").start(), loop_thread).result(10) for i in range(2)
+        asyncio.run_coroutine_threadsafe(StubEngine(f"e{i}").start(), loop_thread).result(10)
+        for i in range(2)
     ]
     yield started
     for engine in started:
@@ -111,7 +111,9 @@ def gateway(tmp_path: Path, engines: list[StubEngine]) -> Iterator[Callable[...,
     def make(more: str = "", top: str = "", *, admin: bool = False) -> Running:
         port = free_port()
         text = f'listen = "127.0.0.1:0"\nlog = "log.jsonl"\nledger = "ledger.db"\ndrain_seconds = 5\n{top}'
-        text += f'[[keys]]\nname = "test"\nsha256 = "{digest(KEY)}"\n[[models]]\nname = "m"\naliases = ["demo"]\n'
+        text += (
+            f'[[keys]]\nname = "test"\nsha256 = "{digest(KEY)}"\n[[models]]\nname = "m"\naliases = ["demo"]\n'
+        )
         for engine in engines:
             text += f'[[replicas]]\nname = "{engine.name}"\nurl = "{engine.url}"\nmodel = "m"\n'
         if admin:
@@ -121,7 +123,9 @@ def gateway(tmp_path: Path, engines: list[StubEngine]) -> Iterator[Callable[...,
         line = process.stdout.readline()
         assert line, process.stderr.read() if process.stderr else ""
         address = json.loads(line)["address"]
-        running.append(Running(process, f"http://{address}", tmp_path / "gateway.toml", f"http://127.0.0.1:{port}"))
+        running.append(
+            Running(process, f"http://{address}", tmp_path / "gateway.toml", f"http://127.0.0.1:{port}")
+        )
         return running[-1]
 
     yield make

@@ -6,7 +6,7 @@ The last message may hold `tokens=N`, `gap=SECONDS`, `die=N` (cut the connection
 import asyncio
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 
@@ -71,12 +71,16 @@ class StubEngine:
         finally:
             self.active -= 1
 
-    async def _answer(self, request: web.Request, body: dict[str, Any], words: dict[str, float]) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, body: dict[str, Any], words: dict[str, float]
+    ) -> web.StreamResponse:
         count, gap = int(words.get("tokens", 5)), words.get("gap", 0.0)
         shape = SHAPES[request.path]
         if not body.get("stream"):
             await asyncio.sleep(gap * count)
-            return web.json_response(shape.whole(body.get("model", "m"), count), headers={"x-engine": self.name})
+            return web.json_response(
+                shape.whole(body.get("model", "m"), count), headers={"x-engine": self.name}
+            )
         answer = web.StreamResponse(headers={"content-type": "text/event-stream", "x-engine": self.name})
         await answer.prepare(request)
         for event in shape.before():
@@ -107,7 +111,9 @@ class Chat:
     @staticmethod
     def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return _data({"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]})
+        return _data(
+            {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+        )
 
     def before(self) -> list[bytes]:
         """The role."""
@@ -131,7 +137,14 @@ class Chat:
         message = {"role": "assistant", "content": "".join(f"w{i} " for i in range(count))}
         usage = {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-        return {"id": "c1", "object": "chat.completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
+        return {
+            "id": "c1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": model,
+            "choices": [choice],
+            "usage": usage,
+        }
 
 
 class Text(Chat):
@@ -144,13 +157,27 @@ class Text(Chat):
     def token(self, text: str) -> bytes:
         """One token."""
         choice = {"index": 0, "text": text, "finish_reason": None, "logprobs": None}
-        return _data({"id": "c1", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]})
+        return _data(
+            {"id": "c1", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]}
+        )
 
     def whole(self, model: str, count: int) -> dict[str, Any]:
         """An answer that is no stream."""
-        choice = {"index": 0, "text": "".join(f"w{i} " for i in range(count)), "finish_reason": "stop", "logprobs": None}
+        choice = {
+            "index": 0,
+            "text": "".join(f"w{i} " for i in range(count)),
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
         usage = {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
-        return {"id": "c1", "object": "text_completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
+        return {
+            "id": "c1",
+            "object": "text_completion",
+            "created": 1,
+            "model": model,
+            "choices": [choice],
+            "usage": usage,
+        }
 
 
 class Messages:
@@ -161,7 +188,10 @@ class Messages:
         message = {"id": "m1", "type": "message", "role": "assistant", "content": [], "model": "m", "stop_reason": None,
                    "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": 0}}  # fmt: skip
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return [_data({"type": "message_start", "message": message}, "message_start"), _data(block, "content_block_start")]
+        return [
+            _data({"type": "message_start", "message": message}, "message_start"),
+            _data(block, "content_block_start"),
+        ]
 
     def token(self, text: str) -> bytes:
         """One token."""
@@ -173,7 +203,9 @@ class Messages:
         delta = {"stop_reason": "end_turn", "stop_sequence": None}
         return [
             _data({"type": "content_block_stop", "index": 0}, "content_block_stop"),
-            _data({"type": "message_delta", "delta": delta, "usage": {"output_tokens": count}}, "message_delta"),
+            _data(
+                {"type": "message_delta", "delta": delta, "usage": {"output_tokens": count}}, "message_delta"
+            ),
             _data({"type": "message_stop"}, "message_stop"),
         ]
 
@@ -188,13 +220,17 @@ class Messages:
 class Responses:
     """OpenAI Responses."""
 
-    BASE = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "parallel_tool_calls": True,
+    BASE: ClassVar[dict[str, Any]] = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "parallel_tool_calls": True,
             "tool_choice": "auto", "tools": []}  # fmt: skip
 
     def before(self) -> list[bytes]:
         """Created."""
         response = {**self.BASE, "status": "in_progress", "output": []}
-        return [_data({"type": "response.created", "sequence_number": 0, "response": response}, "response.created")]
+        return [
+            _data(
+                {"type": "response.created", "sequence_number": 0, "response": response}, "response.created"
+            )
+        ]
 
     def token(self, text: str) -> bytes:
         """One token."""
