@@ -163,7 +163,6 @@ class GatewayConfig:
     workers: int = 1
     drain_seconds: float = 60.0
     max_body_bytes: int = 128 * 2**20
-    otlp_endpoint: str | None = None
     log_requests: bool = False
     ca_file: str | None = None
     keys: tuple[KeyRule, ...] = ()
