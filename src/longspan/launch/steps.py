@@ -517,7 +517,7 @@ class Steps:
         return Start(
             node.name,
             commands.ray_start(
-                node, head=head, head_address=self.head.address, port=port, 
+                node, head=head, head_address=self.head.address, port=port,
                 own_ports=(self.ports[node.name].ray_client, self.ports[node.name].ray_agent),
                 temp_dir=f"{self.paths.ray_temp}/{node.name}", token_file=self.paths.ray_token,
             ),
