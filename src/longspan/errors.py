@@ -104,6 +104,30 @@ class ControlPlaneError(LongspanError):
     exit_code = 22
 
 
+class GatewayConfigError(LongspanError):
+    """The gateway's configuration file is unreadable, is not TOML, or contradicts itself."""
+
+    exit_code = 50
+
+
+class GatewayError(LongspanError):
+    """The gateway could not start or does not answer."""
+
+    exit_code = 51
+
+
+class ModelFetchError(ModelError):
+    """The model is neither a directory here nor in the built-in list, and Hugging Face did not give it."""
+
+    exit_code = 30
+
+
+class CalibrationError(LongspanError):
+    """A calibration file cannot be read, or holds nothing that could correct an estimate."""
+
+    exit_code = 31
+
+
 class LogUnreadableError(LongspanError):
     """A log that the doctor should read does not exist or may not be read."""
 

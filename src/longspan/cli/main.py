@@ -1,5 +1,6 @@
 """`longspan`: finds the verb, imports only its module, and turns errors into one paragraph and an exit code."""
 
+import json
 import sys
 from importlib import import_module
 
@@ -10,6 +11,11 @@ from longspan.errors import LongspanError
 
 # verb -> (module, one line of help). The help stands here so that `longspan --help` imports no verb.
 VERBS: dict[str, tuple[str, str]] = {
+    "plan": ("longspan.cli.plan", "Model and cluster to layouts, with a receipt of every GiB on every GPU."),
+    "up": ("longspan.cli.up", "Serve a model: start everything, end with real tokens and a proof."),
+    "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
+    "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+    "gateway": ("longspan.cli.gateway", "The front door alone, in front of any OpenAI-compatible upstreams"),
     "doctor": ("longspan.cli.doctor", "Say why a launch failed or hangs."),
 }
 
@@ -44,6 +50,16 @@ def cli(ctx: click.Context, debug: bool) -> None:
     ctx.obj = {"debug": debug}
 
 
+def _document(error: Exception, exit_code: int, remedy: str = "") -> None:
+    """With `--json` an error is a document too: standard output holds exactly one, whatever happens."""
+    arguments = sys.argv[1:]
+    if "--json" not in arguments[: arguments.index("--") if "--" in arguments else None]:
+        return
+    what = error.what if isinstance(error, LongspanError) else str(error)
+    found = {"kind": type(error).__name__, "what": what, "remedy": remedy, "exit_code": exit_code}
+    click.echo(json.dumps({"error": found}))
+
+
 def run() -> None:
     """The entry point: no traceback reaches a user unless `--debug` is given."""
     debug = "--debug" in sys.argv[1:2]
@@ -60,6 +76,7 @@ def run() -> None:
         click.echo(f"{click.style('error:', fg='red', bold=True)} {error.what}", err=True)
         if error.remedy:
             click.echo(f"  {error.remedy}", err=True)
+        _document(error, error.exit_code, error.remedy)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(0)
@@ -71,5 +88,6 @@ def run() -> None:
             "  This is an error in Longspan. Run again as `longspan --debug …` and report the traceback.",
             err=True,
         )
+        _document(error, 1)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

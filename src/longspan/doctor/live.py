@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 COMMAND_SECONDS = 20.0
 # torch's watchdog writes its flight recorder where TORCH_NCCL_DEBUG_INFO_TEMP_FILE says, by default here.
-FLIGHT_RECORDER = "/tmp/nccl_trace_rank_"  # noqa: S108
+FLIGHT_RECORDER = "/tmp/nccl_trace_rank_"
 
 
 @dataclass(frozen=True, slots=True)

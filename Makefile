@@ -1,0 +1,37 @@
+# `make up` serves the demo model on two Ray nodes of this machine; `make test` runs every check; `make down` stops.
+# Needs git, make and Python 3.11 (PYTHON=… names another); everything else goes into .venv.
+# ARGS is passed on: make up ARGS="MODEL --pp 2", make test ARGS="-k lab -x".
+ARGS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help up down status install test lint lock
+
+help:
+	@grep '^#' Makefile | sed 's/^# //'
+
+install:
+	@scripts/install up
+
+up: install
+	@$(BIN)/longspan up $(ARGS)
+
+down: install
+	@$(BIN)/longspan down $(ARGS)
+
+status: install
+	@$(BIN)/longspan status $(ARGS)
+
+lint:
+	@scripts/install test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+# The test runner's closing line is the last thing printed.
+test: lint
+	@$(BIN)/python -m pytest --timeout 600 $(ARGS)
+
+lock:
+	@scripts/install test
+	@$(BIN)/python scripts/lock.py write

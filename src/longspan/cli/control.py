@@ -1,0 +1,146 @@
+"""How verbs reach a deployment's controller: find it, start it, follow it, ask it to go down."""
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from longspan.daemon import processes
+from longspan.daemon.places import Places, write_private
+from longspan.daemon.processes import Identity, alive
+from longspan.deployment import DeploymentSpec
+from longspan.errors import ControlPlaneError, DeploymentExistsError
+from longspan.launch.words import AGENT_VARIABLE
+
+START_TIMEOUT_SECONDS = 60
+
+
+def request(
+    record: dict[str, Any], path: str, *, post: bool = False, timeout_seconds: float = 15
+) -> dict[str, Any]:
+    """One request to the controller, with the operator's key out of its record.
+
+    Raises:
+        ControlPlaneError: it does not answer.
+    """
+    wanted = urllib.request.Request(  # noqa: S310 - the URL comes from our own record, mode 0600
+        record["url"] + path,
+        data=b"" if post else None,
+        headers={"Authorization": f"Bearer {record['key']}"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(wanted, timeout=timeout_seconds) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except (OSError, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        raise ControlPlaneError(
+            f"The controller (pid {record['pid']}) does not answer: {error}.",
+            "`longspan down --force` ends what it started on this machine.",
+        ) from error
+
+
+def start_controller(places: Places, spec: DeploymentSpec, controller_host: str) -> dict[str, Any]:
+    """Starts the controller in the background and returns its record.
+
+    Raises:
+        ControlPlaneError: it ended or did not come up.
+        DeploymentExistsError: another `up` was faster.
+    """
+    with places.starting.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, so also with this process
+        if places.running():
+            raise DeploymentExistsError(
+                "Another `longspan up` of the same name started a moment ago.", "`longspan status` shows it."
+            )
+        return _start_controller(places, spec, controller_host)
+
+
+def _start_controller(places: Places, spec: DeploymentSpec, controller_host: str) -> dict[str, Any]:
+    places.clear_logs()
+    places.logs.mkdir(parents=True, exist_ok=True)
+    for stale in (places.controller, places.last_status):
+        stale.unlink(missing_ok=True)
+    write_private(places.spec, json.dumps({"spec": spec.to_json(), "controller_host": controller_host}))
+    log = places.logs / "controller.log"
+    with log.open("ab") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "longspan.daemon.controller", str(places.root)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        record = places.running()
+        if record and record["pid"] == child.pid:
+            return record
+        if child.poll() is not None:
+            break
+        time.sleep(0.05)
+    if child.poll() is None:  # too slow: it must not come up when nobody waits for it any more
+        child.terminate()
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing"]
+    raise ControlPlaneError(f"The controller did not start: {last[0]}", f"Its log is {log}.")
+
+
+def end_by_mark(places: Places, record: dict[str, Any]) -> set[int]:
+    """Ends on this machine what a start left there, agents first; other hosts' agents end with their lease.
+
+    Returns:
+        the pids that do not end.
+    """
+    mark = record["mark"]
+    agents = processes.marked(mark, AGENT_VARIABLE)
+    shm = processes.shm_files(processes.marked(mark))
+    left = processes.end(agents, grace_seconds=15)  # an agent ends its own on SIGTERM
+    left |= processes.end(processes.marked(mark), grace_seconds=3)
+    processes.remove_shm(shm)
+    shutil.rmtree(record["run_dir"], ignore_errors=True)
+    for path in (places.controller, places.gateway_config, places.engine_key):
+        path.unlink(missing_ok=True)
+    return left
+
+
+def follow(record: dict[str, Any], places: Places) -> Iterator[dict[str, Any]]:
+    """Yields the status at every change, until the controller is gone; its last words come out of its file."""
+    version = -1
+    while True:
+        try:
+            status = request(record, f"/v1/status?after={version}")
+        except ControlPlaneError:
+            deadline = time.monotonic() + 5
+            while alive(Identity(record["pid"], record["start_ticks"])) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if places.last_status.exists():
+                yield json.loads(places.last_status.read_text())
+                return
+            raise
+        version = status["version"]
+        yield status
+        if status["phase"] == "gone":
+            return
+
+
+def wait_until_gone(record: dict[str, Any], timeout_seconds: float) -> bool:
+    """Whether the controller's process ended in time."""
+    deadline = time.monotonic() + timeout_seconds
+    while alive(Identity(record["pid"], record["start_ticks"])):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

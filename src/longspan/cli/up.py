@@ -1,0 +1,227 @@
+"""`longspan up`: makes the deployment true, shows the phases, ends with real tokens and a proof."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from longspan.cli import control
+from longspan.cli.keys import ensure_api_key
+from longspan.cli.prepare import Request, check_port, check_room, prepare
+from longspan.daemon.places import Places
+from longspan.deployment import DeploymentSpec
+from longspan.errors import (
+    CapacityError,
+    DeploymentExistsError,
+    HostError,
+    LaunchError,
+    LongspanError,
+    PortError,
+    ProofError,
+    RayError,
+)
+
+FAILURES: dict[str, type[LongspanError]] = {
+    "host": HostError,
+    "ray": RayError,
+    "capacity": CapacityError,
+    "launch": LaunchError,
+    "proof": ProofError,
+    "port": PortError,
+}
+
+
+class UpCommand(click.Command):
+    """Everything after `--` is vLLM's, whether or not a MODEL stands before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Splits at the first `--` before click does."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta["vllm_arguments"] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+@click.command("up", cls=UpCommand)
+@click.argument("model", required=False)
+@click.option("--tp", type=int, help="Tensor-parallel size; chosen where it is left out.")
+@click.option("--pp", type=int, help="Pipeline stages; chosen where it is left out.")
+@click.option("--nodes", type=int, help="How many Ray nodes to start on this machine.")
+@click.option(
+    "--cluster",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A cluster file (TOML): hosts over ssh, or a running Ray.",
+)
+@click.option("--executor", type=click.Choice(["ray", "mp"]), default="ray", show_default=True)
+@click.option("--name", default="default", show_default=True, help="The deployment's name.")
+@click.option("--served-name", help="The model name that clients use.")
+@click.option(
+    "--listen",
+    default="127.0.0.1:8000",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The gateway's address.",
+)
+@click.option("--revision", help="Revision of a Hugging Face id.")
+@click.option(
+    "--full", "full_digest", is_flag=True, help="Compare every byte of the checkpoint on all nodes."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: str | None,
+    tp: int | None,
+    pp: int | None,
+    nodes: int | None,
+    cluster: Path | None,
+    executor: Any,
+    name: str,
+    served_name: str | None,
+    listen: str,
+    revision: str | None,
+    full_digest: bool,
+    as_json: bool,
+) -> int:
+    """Serve MODEL (a directory or a Hugging Face id; the demo model where it is left out).
+
+    Anything after `--` goes to vLLM unchanged: longspan up MODEL -- --max-model-len 8192
+    """
+    places = Places.of(name)
+    request = Request(
+        model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
+        ctx.meta.get("vllm_arguments", ()),
+    )  # fmt: skip
+    spec = prepare(request, progress=lambda text: click.echo(text, err=True))
+    record = places.running()
+    if record:
+        return _already(record, places, spec, as_json)
+    if orphaned := places.record():
+        click.echo("The last controller died; ending what it left …", err=True)
+        control.end_by_mark(places, orphaned)
+    # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
+    check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
+    check_port(listen)
+    key, new_key = ensure_api_key(places)
+    record = control.start_controller(places, spec, _controller_host(spec))
+    status = _watch(record, places)
+    if status["phase"] == "gone":
+        raise _failure(status)
+    _announce(status, key if new_key else None, as_json)
+    return 0
+
+
+def _controller_host(spec: DeploymentSpec) -> str:
+    """The address that the agents reach the controller by: loopback while all nodes are on this machine."""
+    first = spec.nodes[0].address
+    if first.startswith("127."):
+        return "127.0.0.1"
+    import socket
+
+    with socket.socket(socket.AF_INET6 if ":" in first else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((first, 9))  # no packet is sent: the kernel only chooses the route
+        except OSError as error:
+            raise HostError(
+                f"This machine has no route to {first} ({spec.nodes[0].name}): {error.strerror}.",
+                "Run `longspan up` where all nodes can be reached, or correct the address in the cluster file.",
+            ) from error
+        return str(probe.getsockname()[0])
+
+
+def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_json: bool) -> int:
+    """`up` a second time: nothing changes when the same thing is wanted.
+
+    Raises:
+        DeploymentExistsError: something else is wanted.
+    """
+    status = control.request(record, "/v1/status")
+    if record["identity"] != spec.identity:
+        raise DeploymentExistsError(
+            f"A deployment called {spec.name!r} runs already ({status['served_name']}, phase {status['phase']}), with other"
+            " settings.",
+            "`longspan down` first, or give this one another --name and --listen.",
+        )
+    if status["phase"] != "serving":
+        status = _watch(record, places)
+        if status["phase"] == "gone":
+            raise _failure(status)
+    else:
+        click.echo("Already serving; nothing changed.", err=True)
+    _announce(status, None, as_json)
+    return 0
+
+
+def _watch(record: dict[str, Any], places: Places) -> dict[str, Any]:
+    """Shows the phases until the deployment serves or is gone; Ctrl-C takes it down and waits for that."""
+    from longspan.cli.render import PhaseView
+
+    status: dict[str, Any] = {}
+    with PhaseView() as view:
+        try:
+            for status in control.follow(record, places):
+                view.update(status)
+                if status["phase"] in {"serving", "gone"}:
+                    return status
+        except KeyboardInterrupt:
+            click.echo("\nInterrupted: taking everything down …", err=True)
+            control.request(record, "/v1/down", post=True)
+            control.wait_until_gone(record, 60)
+            raise click.Abort from None
+    return status
+
+
+def _failure(status: dict[str, Any]) -> LongspanError:
+    failure = status.get("failure")
+    if failure is None:
+        return LaunchError("The deployment was taken down while it was starting.", "")
+    remedy = f"{failure['remedy']} {_diagnosis(Path(status['logs']))}Logs: {status['logs']}."
+    return FAILURES[failure["kind"]](failure["what"], remedy.strip())
+
+
+def _diagnosis(logs: Path) -> str:
+    """What the doctor makes of the logs of a launch that failed: its best finding, or nothing."""
+    from longspan.doctor.collect import diagnose
+
+    try:
+        findings = diagnose([logs]).findings
+    except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
+        return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
+    if not findings or findings[0].cause == "insufficient-evidence":
+        return ""
+    best = findings[0]
+    return f"\n  doctor: {best.summary} ({best.cause}, {best.confidence:.0%} sure). {best.remedy}\n  "
+
+
+def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
+    """How to use it, as lines that work when pasted."""
+    if as_json:
+        click.echo(json.dumps(status))
+        return
+    from longspan.cli.render import console, proof_lines
+
+    out = console()
+    endpoint, model, key_file = status["endpoint"], status["served_name"], status["api_key_file"]
+    for line in proof_lines(status["proof"] or {}):
+        out.print(line)
+    name = "" if status["name"] == "default" else f" --name {status['name']}"
+    out.print()
+    out.print(f"  endpoint  {endpoint}")
+    out.print(f"  model     {model}")
+    out.print(
+        f"  key       {key}   (shown once; kept in {key_file})" if key else f"  key       in {key_file}"
+    )
+    out.print(
+        f'\ncurl {endpoint}/chat/completions -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json"'
+        f' -d \'{{"model": "{model}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
+    )
+    out.print(
+        f'\npython -c \'from openai import OpenAI; c = OpenAI(base_url="{endpoint}", api_key=open("{key_file}").read());'
+        f' print(c.chat.completions.create(model="{model}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of'
+        " France?\"}]).choices[0].message.content)'"
+    )
+    out.print(f"\nlongspan status{name}   # the same later\nlongspan down{name}     # stop it")
+    sys.stdout.flush()

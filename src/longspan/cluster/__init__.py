@@ -1,0 +1,1 @@
+"""Clusters: nodes, their GPUs and what links them."""

@@ -1,0 +1,1 @@
+"""The two kinds of long-lived processes: one controller, and one agent per node."""

@@ -1,0 +1,341 @@
+"""The agent of one node: starts and ends processes, reads their logs, answers questions about its node.
+
+`python -m longspan.daemon.agent` reads its configuration as JSON on standard input (a key among it, which is why it
+does not stand in argv), goes into the background, prints its identity and returns. It beats once a second. Without
+the controller for a lease it ends everything it started, then itself.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from longspan.daemon import functions, processes
+from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECONDS, MAX_LINES, cut
+
+WATCH_SECONDS = 0.1  # a process that ended is reported within so long
+REAP_SECONDS = 5.0
+# A rank that is killed takes the knowledge of its shared memory with it, so we look while it lives.
+SHM_SECONDS = 20.0
+READ_BYTES = 1 << 20  # of one log in one round
+BATCH_CHARACTERS = (
+    1 << 20
+)  # of log lines in one message; the controller takes 16 MiB, and JSON may escape each six-fold
+BACKLOG_EVENTS = 256  # from here on logs wait on disk until the controller has taken some
+KEPT_LOG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """What an agent is told at its start.
+
+    Attributes:
+        controller_url: where it reports, "http://host:port".
+        key: authenticates it to the controller.
+        mark: identifies the processes of this start of the deployment on this node.
+        run_dir: removed at the end.
+        log_dir: stays.
+        joined: Ray is not ours: its workers are not our descendants and are found by the mark.
+    """
+
+    name: str
+    controller_url: str
+    key: str
+    mark: str
+    run_dir: str
+    log_dir: str
+    joined: bool
+
+
+@dataclass(slots=True)
+class Watched:
+    """A process of ours and how far its log was read."""
+
+    name: str
+    log: Path
+    child: Any
+    offset: int = 0
+    rest: bytes = b""
+    reported: bool = False
+
+    def read(self, *, whole: bool = False) -> list[str]:
+        """The lines that are new; with `whole` also the last one that lacks its newline.
+
+        A carriage return ends a line too: a progress bar is the only sign of life while weights load.
+        """
+        data = b""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(self.offset)
+            data = log.read(READ_BYTES)
+        self.offset += len(data)
+        if not data and not (whole and self.rest):
+            return []
+        *lines, self.rest = (self.rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if self.rest and (len(self.rest) > READ_BYTES or (whole and not data)):
+            lines, self.rest = [*lines, self.rest], b""
+        return [cut(line.decode(errors="replace")) for line in lines]
+
+
+@dataclass(slots=True)
+class Agent:
+    """The agent's state; `run` is its life.
+
+    Attributes:
+        events: not yet taken by the controller; `delivered` counts those before them, so that a batch sent twice
+            (its answer was lost) is taken once.
+    """
+
+    config: AgentConfig
+    instance: str = field(default_factory=lambda: uuid.uuid4().hex)
+    watched: dict[str, Watched] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    delivered: int = 0
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    last_contact: float = field(default_factory=time.monotonic)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    shm: set[Path] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """Until told to stop, signalled, or without the controller for a lease."""
+        processes.become_subreaper()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.done.set)
+        headers = {"Authorization": f"Bearer {self.config.key}"}
+        timeout = aiohttp.ClientTimeout(total=LONG_POLL_SECONDS + 10, sock_connect=5)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            jobs = [
+                asyncio.create_task(self._send_events(session)),
+                asyncio.create_task(self._take_commands(session)),
+                asyncio.create_task(self._watch()),
+            ]
+            await self.done.wait()
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            left = await asyncio.to_thread(self.end_everything)
+            if left:
+                print(f"could not end pids {sorted(left)}", flush=True)
+
+    # ---- outwards
+    async def _send_events(self, session: aiohttp.ClientSession) -> None:
+        url = f"{self.config.controller_url}/v1/agents/{self.config.name}/events"
+        while True:
+            batch = self._batch()
+            document = {"instance": self.instance, "first": self.delivered, "events": batch}
+            try:
+                async with session.post(url, json=document) as response:
+                    if response.status == 410:
+                        self.done.set()  # the controller serves another start: we are from an older one
+                        return
+                    response.raise_for_status()
+                del self.events[: len(batch)]
+                self.delivered += len(batch)
+                self.last_contact = time.monotonic()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                print(f"controller unreachable: {error}", flush=True)
+                await asyncio.sleep(BEAT_SECONDS)
+            if time.monotonic() - self.last_contact > LEASE_SECONDS:
+                print(f"no controller for {LEASE_SECONDS:.0f} s: ending my processes", flush=True)
+                self.done.set()
+                return
+            if not self.events:
+                self.wake.clear()
+                try:
+                    await asyncio.wait_for(self.wake.wait(), BEAT_SECONDS)
+                except TimeoutError:
+                    continue
+
+    def _batch(self) -> list[dict[str, Any]]:
+        """The oldest events, as many as one message may carry."""
+        size = 0
+        for count, event in enumerate(self.events):
+            size += sum(map(len, event.get("lines", ()))) + 100
+            if count and size > BATCH_CHARACTERS:
+                return self.events[:count]
+        return self.events[:]
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        self.wake.set()
+
+    # ---- inwards
+    async def _take_commands(self, session: aiohttp.ClientSession) -> None:
+        url = f"{self.config.controller_url}/v1/agents/{self.config.name}/commands"
+        after = 0
+        while True:
+            try:
+                async with session.get(url, params={"after": after, "instance": self.instance}) as response:
+                    response.raise_for_status()
+                    commands = (await response.json())["commands"]
+            except (aiohttp.ClientError, TimeoutError):
+                await asyncio.sleep(BEAT_SECONDS)
+                continue
+            for command in commands:
+                after = max(after, command["seq"])
+                task = asyncio.create_task(self._carry_out(command))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+
+    async def _carry_out(self, command: dict[str, Any]) -> None:
+        match command["kind"]:
+            case "start":
+                self._start(command["process"])
+            case "stop_all":
+                await self._stop_all(command["call"])
+            case "call":
+                try:
+                    value = await functions.FUNCTIONS[command["what"]](
+                        command["arguments"], self.config.run_dir
+                    )
+                    self._tell({"kind": "answered", "call": command["call"], "value": value})
+                except Exception as error:  # noqa: BLE001 - whatever went wrong is the answer
+                    text = str(error) or type(error).__name__
+                    self._tell({"kind": "answered", "call": command["call"], "error": text})
+
+    def _start(self, process: dict[str, Any]) -> None:
+        name = process["name"]
+        log = Path(self.config.log_dir) / f"{name}.log"
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_bytes(b"")
+            child = processes.start(
+                process["argv"], env=process["env"], mark=self.config.mark, log=log, stdin=process["stdin"]
+            )
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                log.write_text(f"{process['argv'][0]}: {error}\n")
+            self._tell({"kind": "lines", "process": name, "lines": [f"Error: {error}"]})
+            self._tell({"kind": "exited", "process": name, "code": 127})
+            return
+        self.watched[name] = Watched(name, log, child)
+
+    async def _stop_all(self, call: str) -> None:
+        left = await asyncio.to_thread(self.end_everything)
+        texts = [f"pid {pid} does not end, even on SIGKILL" for pid in left]
+        self._tell({"kind": "answered", "call": call, "value": {"left": texts}})
+        for _ in range(50):  # let the answer leave before we do
+            if not self.events:
+                break
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
+        self.done.set()
+
+    # ---- the node
+    async def _watch(self) -> None:
+        next_reap = next_shm = 0.0
+        while True:
+            for watched in list(self.watched.values()):
+                code = watched.child.poll()
+                more = self._read_log(watched, whole=code is not None)
+                if code is not None and not watched.reported and not more:
+                    watched.reported = True
+                    self._tell({"kind": "exited", "process": watched.name, "code": code})
+            if time.monotonic() > next_reap:  # a walk over /proc, too dear for every round
+                processes.reap()
+                next_reap = time.monotonic() + REAP_SECONDS
+            if time.monotonic() > next_shm:
+                self.shm |= await asyncio.to_thread(self._shm_in_use)
+                next_shm = time.monotonic() + SHM_SECONDS
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _shm_in_use(self) -> set[Path]:
+        return processes.shm_files(processes.ours(self.config.mark, joined=self.config.joined))
+
+    def _read_log(self, watched: Watched, *, whole: bool) -> bool:
+        """Passes new lines on. Returns whether there may be more."""
+        if len(self.events) > BACKLOG_EVENTS:
+            return True
+        texts = watched.read(whole=whole)
+        for start in range(0, len(texts), MAX_LINES):
+            self._tell({"kind": "lines", "process": watched.name, "lines": texts[start : start + MAX_LINES]})
+        return bool(texts or watched.rest)
+
+    def _keep_ray_logs(self) -> None:
+        """The end of each log of Ray's session on this node, for the doctor; the session itself is removed."""
+        for log in Path(self.config.run_dir).glob(f"ray/{self.config.name}/session_2*/logs/*"):
+            if log.is_file() and log.stat().st_size:
+                with log.open("rb") as file:
+                    file.seek(max(0, log.stat().st_size - KEPT_LOG_BYTES))
+                    kept = Path(self.config.log_dir) / "ray" / log.name
+                    kept.parent.mkdir(exist_ok=True)
+                    kept.write_bytes(file.read())
+
+    def end_everything(self) -> set[int]:
+        """Ends our processes in order: the launcher first, so that Ray frees its actors, then all the rest.
+
+        Returns:
+            The pids that could not be ended.
+        """
+        mine = processes.ours(self.config.mark, joined=self.config.joined)
+        self.shm |= processes.shm_files(mine)
+        first = {w.child.pid for w in self.watched.values() if w.name in {"launcher", "gateway"}}
+        processes.end(first & mine, grace_seconds=5)
+        left: set[int] = set()
+        for _ in range(3):  # a dying process can still have started another
+            mine = processes.ours(self.config.mark, joined=self.config.joined)
+            if not mine:
+                break
+            self.shm |= processes.shm_files(mine)
+            left = processes.end(mine, grace_seconds=3)
+        processes.reap()
+        processes.remove_shm(self.shm)
+        with contextlib.suppress(OSError):
+            self._keep_ray_logs()
+        self._clear_run_dir()
+        return left
+
+    def _clear_run_dir(self) -> None:
+        """Agents of one machine share the directory: the last one removes it, and none the logs of another's Ray."""
+        ray = Path(self.config.run_dir) / "ray"
+        shutil.rmtree(ray / self.config.name, ignore_errors=True)
+        if not any(ray.glob("*")):
+            shutil.rmtree(self.config.run_dir, ignore_errors=True)
+
+
+def _detach() -> None:
+    """Double fork: the process that ssh, srun or Ray waits for returns, the agent stays."""
+    if os.fork():
+        os.wait()
+        sys.exit(0)
+    os.setsid()
+    read, write = os.pipe()
+    if os.fork():
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    found = processes.identity(os.getpid())
+    assert found is not None
+    print(json.dumps({"pid": found.pid, "start_ticks": found.start_ticks}), flush=True)
+    os.close(write)
+
+
+def main() -> None:
+    """See the module's text."""
+    config = AgentConfig(**json.load(sys.stdin))
+    config = replace(config, log_dir=str(Path(config.log_dir).expanduser()))
+    Path(config.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    Path(config.log_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    _detach()
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(Path(config.log_dir) / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    asyncio.run(Agent(config).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What the controller asks of the endpoint itself: the first token through the gateway, and the proof's evidence."""
+
+import json
+import time
+from typing import Any
+
+from longspan.errors import LongspanError
+from longspan.launch import prover
+from longspan.launch.steps import Ask, Steps
+from longspan.launch.verdict import Evidence
+
+
+async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> Any:
+    """Answers one `Ask`.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError, RuntimeError: the endpoint does not answer, or wrongly.
+    """
+    gateway = prover.Endpoint(f"http://{machine.gateway_address}", machine.spec.served_name, api_key)
+    if question.what == "first_token":
+        return await first_token(gateway)
+    # About one replica, and with prompt_logprobs, which the gateway need not let clients ask for: the engine itself.
+    engine = prover.Endpoint(machine.engine_url, machine.spec.served_name, engine_key)
+    return await evidence(gateway, engine)
+
+
+async def first_token(endpoint: prover.Endpoint) -> dict[str, Any]:
+    """One streamed completion through the gateway, so that the first token's time is its own."""
+    began = time.monotonic()
+    body = {
+        "model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "stream": True,
+    }  # fmt: skip
+    text, ttft_seconds = "", None
+    async with (
+        endpoint.session() as session,
+        session.post(f"{endpoint.base_url}/v1/completions", json=body) as response,
+    ):
+        if response.status != 200:
+            raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:300]}")
+        async for raw in response.content:
+            line = raw.decode().strip()
+            if not line.startswith("data:") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[5:])
+            if "error" in event:
+                raise RuntimeError(str(event["error"])[:300])
+            if event.get("choices"):
+                ttft_seconds = ttft_seconds or time.monotonic() - began
+                text += event["choices"][0]["text"]
+    if ttft_seconds is None:
+        raise RuntimeError("the stream ended without a token")
+    return {
+        "ttft_seconds": round(ttft_seconds, 3),
+        "text": text,
+        "detail": f"{text.strip()!r}, the first after {ttft_seconds:.2f} s",
+    }
+
+
+async def evidence(gateway: prover.Endpoint, engine: prover.Endpoint) -> Evidence:
+    """Everything that the deployment can say about itself; an error is evidence too."""
+    completion = await prover.prove_completion(gateway)
+    try:
+        deployed, deployed_error = await prover.score_texts(engine), ""
+    except LongspanError as error:
+        deployed, deployed_error = (), error.what
+    try:
+        generated, scored = await prover.generate_and_score(engine)
+    except LongspanError as error:
+        return Evidence(completion, deployed, deployed_error, paths_error=error.what)
+    return Evidence(completion, deployed, deployed_error, tuple(generated), tuple(scored))

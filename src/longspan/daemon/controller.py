@@ -1,0 +1,325 @@
+"""The controller of one deployment: feeds the state machine of `launch.steps` and carries out what it says.
+
+`python -m longspan.daemon.controller DIRECTORY` reads what is wanted from the deployment's directory, listens on one
+port for agents and the command line, both with their keys, and ends when the deployment is gone.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from longspan.daemon import asking, gateway_config, starting, status
+from longspan.daemon.places import Places, write_private
+from longspan.daemon.processes import identity
+from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
+from longspan.deployment import DeploymentSpec
+from longspan.launch import steps
+from longspan.launch.steps import (
+    Action,
+    AgentJoined,
+    AgentSilent,
+    Answered,
+    Ask,
+    DownAsked,
+    Event,
+    StartFailed,
+)
+
+SILENT_AFTER_SECONDS = 3.0
+
+
+@dataclasses.dataclass(slots=True)
+class AgentLink:
+    """What the controller knows of one agent."""
+
+    instance: str = ""
+    taken: int = 0  # how many of its events; a batch that was sent twice is known by that
+    last_beat: float = 0.0
+    commands: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+
+class Controller:
+    """One deployment's loop. All decisions are the state machine's."""
+
+    def __init__(self, places: Places, spec: DeploymentSpec, listen_host: str) -> None:
+        self.places = places
+        self.spec = spec
+        self.listen_host = listen_host
+        self.mark = f"{spec.name}-{secrets.token_hex(6)}"
+        self.agent_key = secrets.token_urlsafe(32)
+        self.operator_key = secrets.token_urlsafe(32)
+        self.engine_key = secrets.token_urlsafe(32)
+        self.api_key = places.api_key.read_text().strip()
+        run_dir = f"/tmp/longspan-{self.mark}"
+        paths = steps.Paths(run_dir, str(places.gateway_config))
+        self.paths = paths
+        self.machine = steps.Steps(
+            spec=spec,
+            paths=paths,
+            mark=self.mark,
+            secrets={
+                paths.ray_token: "" if spec.ray_address else secrets.token_hex(32),
+                paths.engine_key: self.engine_key,
+            },
+            python=sys.executable,
+            nonce=secrets.token_hex(16),
+        )
+        self.links = {name: AgentLink() for name in self.machine.agents}
+        self.changed = asyncio.Condition()
+        self.version = 0
+        self.url = ""
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.gone = asyncio.Event()
+        self.history = places.history.open("w")
+
+    # ---- the loop
+    async def feed(self, event: Event) -> None:
+        """One event through the state machine, its actions carried out."""
+        before = self.machine.phase
+        try:
+            actions = self.machine.handle(event, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - ours to mend, but nothing may be left running over it
+            traceback.print_exc()
+            actions = self.machine.fail(
+                "launch", f"Longspan failed over {type(event).__name__}: {type(error).__name__}: {error}",
+                "This is an error in Longspan; the traceback stands in controller.log.",
+            )  # fmt: skip
+        if self.machine.history and self.machine.history[-1][1] is event:
+            document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
+            self.history.write(json.dumps(document, default=str) + "\n")
+        self.perform(actions)
+        if self.machine.phase != before:
+            self.history.flush()
+        if self.machine.phase == "gone":
+            self.gone.set()
+        async with self.changed:
+            self.version += 1
+            self.changed.notify_all()
+
+    def perform(self, actions: list[Action]) -> None:
+        """Carries out what the state machine decided."""
+        for action in actions:
+            match action:
+                case steps.StartAgents():
+                    for name in self.machine.agents:
+                        self._spawn(self._start_agent(name))
+                case steps.Start(node, _) | steps.Call(_, node, _, _) | steps.StopAll(node):
+                    link = self.links[node]
+                    link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
+                    link.wake.set()
+                case Ask():
+                    self._spawn(self._ask(action))
+                case steps.SetGateway(state, reason):
+                    # A state directory that somebody removed must not keep us from stopping what runs.
+                    try:
+                        write_private(self.places.gateway_config, self._gateway_toml(state, reason))
+                    except OSError as error:
+                        print(f"the gateway's configuration cannot be written: {error}", flush=True)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _gateway_toml(self, state: str, reason: str) -> str:
+        key = self.api_key
+        return gateway_config.render(
+            listen=self.spec.listen,
+            key_sha256=hashlib.sha256(key.encode()).hexdigest(),
+            model=self.spec.served_name,
+            url=self.machine.engine_url,
+            upstream_key_file=str(self.places.engine_key),
+            state=state,
+            reason=reason,
+        )
+
+    async def _start_agent(self, name: str) -> None:
+        node = next((node for node in self.spec.nodes if node.name == name), None)
+        config = {
+            "name": name,
+            "controller_url": self.url,
+            "key": self.agent_key,
+            "mark": self.mark,
+            # Nodes on this machine are told apart; the engine's key must lie where the gateway's agent looks.
+            "run_dir": self.paths.run_dir,
+            "log_dir": str(self.places.logs / name)
+            if node is None or not node.ssh
+            else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
+        }
+        try:
+            await starting.start_agent(node, config, self.spec.ray_address)
+        except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
+            await self.feed(StartFailed(name, str(error)))
+
+    async def _ask(self, ask: Ask) -> None:
+        try:
+            value = await asking.ask(ask, self.machine, self.api_key, self.engine_key)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
+            await self.feed(Answered(ask.call, error=f"{type(error).__name__}: {error}"))
+            return
+        await self.feed(Answered(ask.call, value))
+
+    async def _clock(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            now = time.monotonic()
+            for name, link in self.links.items():
+                if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS:
+                    await self.feed(AgentSilent(name, now - link.last_beat))
+            await self.feed(steps.Tick())
+
+    # ---- HTTP
+    def _authorised(self, request: web.Request, key: str) -> None:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise web.HTTPUnauthorized(text="wrong or missing key\n")
+
+    def _link(self, request: web.Request) -> tuple[str, AgentLink]:
+        self._authorised(request, self.agent_key)
+        name = request.match_info["name"]
+        if name not in self.links:
+            raise web.HTTPNotFound(text="no such agent\n")
+        return name, self.links[name]
+
+    async def post_events(self, request: web.Request) -> web.Response:
+        """Beats and events of an agent."""
+        name, link = self._link(request)
+        try:
+            instance, number, events = events_from_json(name, await request.json())
+        except ValueError as error:  # a ProtocolError, or no JSON
+            raise web.HTTPBadRequest(text=f"{error}\n") from error
+        if link.instance and instance != link.instance:
+            raise web.HTTPGone(text="another agent of this name is at work\n")
+        first = not link.instance
+        link.instance = instance
+        link.last_beat = time.monotonic()
+        if first:
+            await self.feed(AgentJoined(name))
+        new = events[max(0, link.taken - number) :]
+        link.taken = max(link.taken, number + len(events))
+        for event in new:
+            await self.feed(event)
+        return web.json_response({})
+
+    async def get_commands(self, request: web.Request) -> web.Response:
+        """Long-poll for the commands after a sequence number."""
+        _, link = self._link(request)
+        after = _number(request, "0")
+        if len(link.commands) <= after:
+            link.wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(link.wake.wait(), LONG_POLL_SECONDS)
+        return web.json_response({"commands": link.commands[after:]})
+
+    async def get_status(self, request: web.Request) -> web.Response:
+        """The status document; with `after=VERSION` only once something changed, or after a second."""
+        self._authorised(request, self.operator_key)
+        after = _number(request, "-1")
+        if self.version == after:
+            async with self.changed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.changed.wait_for(lambda: self.version != after), 1)
+        return web.json_response(self.status())
+
+    async def post_down(self, request: web.Request) -> web.Response:
+        """Takes the deployment down; the answer does not wait for it."""
+        self._authorised(request, self.operator_key)
+        await self.feed(DownAsked())
+        return web.json_response({})
+
+    def status(self) -> dict[str, Any]:
+        """What `longspan status --json` prints."""
+        places = self.places
+        document = status.document(
+            self.machine,
+            state_dir=str(places.root),
+            api_key_file=str(places.api_key),
+            logs=str(places.logs),
+            now=time.monotonic(),
+        )
+        return {**document, "version": self.version}
+
+    # ---- life
+    async def run(self) -> None:
+        """From start to gone."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
+        app = web.Application(client_max_size=16 << 20)
+        app.router.add_post("/v1/agents/{name}/events", self.post_events)
+        app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
+        app.router.add_get("/v1/status", self.get_status)
+        app.router.add_post("/v1/down", self.post_down)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        await runner.setup()
+        site = web.TCPSite(runner, self.listen_host, 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
+        self.url = f"http://{host}:{port}"
+        me = identity(os.getpid())
+        assert me is not None
+        record = {
+            "pid": me.pid, "start_ticks": me.start_ticks, "url": self.url, "key": self.operator_key,
+            "identity": self.spec.identity, "mark": self.mark, "run_dir": self.paths.run_dir,
+        }  # fmt: skip
+        write_private(self.places.controller, json.dumps(record))
+        write_private(self.places.engine_key, self.engine_key)
+        self.perform(self.machine.begin(time.monotonic()))
+        clock = asyncio.create_task(self._clock())
+        await self.gone.wait()
+        with contextlib.suppress(OSError):
+            write_private(self.places.last_status, json.dumps(self.status()))
+        await asyncio.sleep(1.5)  # whoever watches sees the end
+        clock.cancel()
+        self.places.controller.unlink(missing_ok=True)
+        self.places.gateway_config.unlink(missing_ok=True)
+        self.places.engine_key.unlink(missing_ok=True)
+        shutil.rmtree(self.paths.run_dir, ignore_errors=True)
+        await runner.cleanup()
+        self.history.close()
+
+
+def _number(request: web.Request, default: str) -> int:
+    """The query's `after`."""
+    try:
+        return int(request.query.get("after", default))
+    except ValueError as error:
+        raise web.HTTPBadRequest(text="after must be a number\n") from error
+
+
+def main() -> None:
+    """See the module's text."""
+    places = Places(Path(sys.argv[1]))
+    with places.lock.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"another controller holds {places.lock}")
+        document = json.loads(places.spec.read_text())
+        spec = DeploymentSpec.from_json(document["spec"])
+
+        async def life() -> None:
+            await Controller(places, spec, document["controller_host"]).run()
+
+        asyncio.run(life())
+
+
+if __name__ == "__main__":
+    main()

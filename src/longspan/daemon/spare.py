@@ -1,0 +1,109 @@
+"""Where one rank can be spared on a node for the proof's reference, and how it is started there."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from longspan.daemon.versions import installed
+from longspan.launch.reference import Wish
+from longspan.launch.words import KEY_FILE_VARIABLE
+from longspan.units import MIB
+
+# vLLM flags that change the numbers, or how the checkpoint is read; the reference must be made with them too.
+# Value: whether a value follows.
+NUMERIC_FLAGS = {
+    "--quantization": True,
+    "-q": True,
+    "--kv-cache-dtype": True,
+    "--load-format": True,
+    "--hf-overrides": True,
+    "--tokenizer": True,
+    "--tokenizer-mode": True,
+    "--config-format": True,
+    "--trust-remote-code": False,
+}
+FREE_GPU_USED_BYTES = 1 << 30  # a GPU with less in use than this holds nobody's model
+
+
+def cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/longspan`, by default `~/.cache/longspan`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longspan"
+
+
+def numeric_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The user's vLLM arguments that the reference shares, and the dtype among them ("auto" if none)."""
+    kept: list[str] = []
+    dtype = "auto"
+    index = 0
+    while index < len(arguments):
+        flag, equals, value = arguments[index].partition("=")
+        name = flag.replace("_", "-")
+        takes_value = NUMERIC_FLAGS.get(name, name == "--dtype")
+        if takes_value and not equals and index + 1 < len(arguments):
+            index += 1
+            value = arguments[index]
+        if name == "--dtype":
+            dtype = value
+        elif name in NUMERIC_FLAGS:
+            kept += [name, value] if takes_value else [name]
+        index += 1
+    return tuple(kept), dtype
+
+
+def spare_gpu() -> tuple[int, int, str] | None:
+    """(index, free bytes, name) of a GPU that nobody uses, or None."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index,memory.used,memory.total,name", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for line in done.stdout.splitlines():
+        index, used, total, name = (part.strip() for part in line.split(",", 3))
+        if int(used) * MIB < FREE_GPU_USED_BYTES:
+            return int(index), round(int(total) * MIB * 0.9), name
+    return None
+
+
+def wishes(arguments: dict[str, Any]) -> tuple[Wish, Wish] | str:
+    """The reference in the deployment's dtype and the one in float32, or why no rank can be spared."""
+    model = Path(arguments["model"])
+    if not model.is_absolute():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            model = Path(
+                snapshot_download(arguments["model"], revision=arguments["revision"], local_files_only=True)
+            )
+        except (LocalEntryNotFoundError, ValueError, OSError):
+            return "this node's hub cache does not hold the checkpoint"
+    env = {key: value for key, value in os.environ.items() if key not in {KEY_FILE_VARIABLE, "VLLM_API_KEY"}}
+    free_bytes: int | None = None
+    device = "cpu"
+    if arguments["device"] == "cpu":
+        env |= {
+            "LONGSPAN_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+    else:
+        gpu = spare_gpu()
+        if gpu is None:
+            return "no GPU of this node is free"
+        index, free_bytes, device = gpu
+        env["CUDA_VISIBLE_DEVICES"] = str(index)
+    kept, dtype = numeric_arguments(arguments["vllm_arguments"])
+    common: dict[str, Any] = {
+        "model": model,
+        "engine_version": installed("vllm", "vllm-cpu"),
+        "device": device,
+        "cache_dir": cache_dir(),
+        "entry": (arguments["python"], "-m", "longspan.launch.engine_main", "serve"),
+        "arguments": kept,
+        "env": env,
+        "free_bytes": free_bytes,
+    }
+    return Wish(dtype=dtype, **common), Wish(dtype="float32", **common)

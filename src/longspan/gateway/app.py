@@ -1,0 +1,149 @@
+"""The gateway process: composes configuration, brain and data plane, in one process or with workers."""
+
+import asyncio
+import gc
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from longspan.gateway.brain import Brain
+from longspan.gateway.config import GatewayConfig, split_address
+from longspan.gateway.listener import open_listener
+from longspan.gateway.log import Log
+from longspan.gateway.server import Gateway
+from longspan.gateway.settings import (
+    listener_tls,
+    read_config,
+    read_secrets,
+    upstream_tls,
+    watch_file,
+    with_keys,
+)
+from longspan.gateway.ticket import Action
+from longspan.gateway.workers import Workers
+
+
+class App:
+    """What both shapes of the process share: brain, reload, admin, signals."""
+
+    def __init__(self, path: Path, config: GatewayConfig) -> None:
+        self.path, self.directory = path, path.parent
+        self.file_config = config
+        self.log = Log(self.directory / config.log if config.log else None, time.time)
+        self.stop, self.poke = asyncio.Event(), asyncio.Event()
+        self.stop_listening: Callable[[], None] = _nothing
+        self.gateway: Gateway | None = None
+        self.workers: Workers | None = None
+        self.brain = Brain(config, self.directory, self.log, self._deliver)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.stop.set)
+        loop.add_signal_handler(signal.SIGINT, self.stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self.poke.set)
+
+    def _deliver(self, action: Action) -> None:
+        if self.gateway is not None:
+            self.gateway.act(action)
+        elif self.workers is not None:
+            self.workers.deliver(action)
+
+    def apply(self, config: GatewayConfig) -> None:
+        """Takes a configuration; what can fail is read first, so that a bad one changes nothing."""
+        old = self.file_config
+        secrets = read_secrets(config, self.directory)
+        tls = upstream_tls(config, self.directory)
+        joined = with_keys(config, self.brain.own_keys)
+        for name in ("listen", "workers", "log", "ledger", "admin"):
+            if getattr(config, name) != getattr(old, name):
+                self.log.write("config_needs_restart", setting=name)
+        self.file_config = config
+        if self.gateway is not None:
+            self.gateway.configure(joined, secrets, tls)
+            self.brain.pools.update(self.gateway.pools)
+        else:
+            self.brain.open_pools(joined, tls)
+            assert self.workers is not None
+            self.workers.configure(self.path.read_text(), self.brain.own_keys, secrets)
+        self.brain.configure(joined, secrets)
+
+    def apply_again(self) -> None:
+        """After a change of our own keys."""
+        self.apply(self.file_config)
+
+    async def run(self, address: str, *more: Coroutine[Any, Any, None]) -> None:
+        """Announces itself and lives until told to stop."""
+        loop = asyncio.get_running_loop()
+        jobs = [self.brain.run_clock(), watch_file(self.path, self.poke, self.apply, self.log), *more]
+        tasks = [loop.create_task(job) for job in jobs]
+        admin = None
+        if self.file_config.admin is not None:
+            from longspan.gateway.admin import start_admin
+
+            admin = await start_admin(self, self.file_config.admin)
+        sys.stdout.write(json.dumps({"event": "listening", "address": address}) + "\n")
+        sys.stdout.flush()
+        self.log.write("listening", address=address)
+        try:
+            await self.stop.wait()
+            self.brain.draining = True
+            self.stop_listening()
+            await self._drain()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if admin is not None:
+                await admin.cleanup()
+            await self.brain.close()
+
+    async def _drain(self) -> None:
+        seconds = self.file_config.drain_seconds
+        if self.gateway is not None:
+            await self.gateway.drain(seconds)
+        elif self.workers is not None:
+            await self.workers.stop(seconds)
+
+
+async def serve(path: Path) -> None:
+    """Runs a gateway until SIGTERM or SIGINT.
+
+    Raises:
+        GatewayConfigError, PortError, GatewayError: before it listens.
+    """
+    config = read_config(path)
+    host, port = split_address(config.listen)
+    listener = open_listener(host, port, reuse_port=config.workers > 1)
+    bound = listener.getsockname()
+    address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+    app = App(path, config)
+    if config.workers > 1:
+        app.workers = Workers(config.workers, host, bound[1], path.parent, app.log)
+        app.workers.brain = app.brain
+        app.apply(config)
+        await app.workers.start()
+        await app.run(address, app.workers.tell_ready())
+        listener.close()
+        return
+    app.gateway = Gateway(config, app.log, app.brain)
+    app.apply(config)
+    loop = asyncio.get_running_loop()
+    tls = listener_tls(config, path.parent)
+    server = await loop.create_server(app.gateway.connection, sock=listener, backlog=4096, ssl=tls)
+    app.stop_listening = server.close
+    await app.run(address, app.gateway.run_clock())
+
+
+def _nothing() -> None:
+    return None
+
+
+def main(path: Path) -> None:
+    """Runs a gateway in this process; returns after a drain."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)  # requests make garbage by reference counts, hardly by cycles
+    uvloop.run(serve(path))

@@ -1,0 +1,174 @@
+"""The one truth of a gateway: dispatcher, watch over replicas, ledger and figures. One process holds it, whatever
+the number of workers; workers send it events and get actions.
+"""
+
+import asyncio
+import random
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from longspan.gateway.config import GatewayConfig, KeyRule
+from longspan.gateway.figures import Figures
+from longspan.gateway.ledger import Entry, Row, Try
+from longspan.gateway.log import Log
+from longspan.gateway.routing import Dispatcher
+from longspan.gateway.store import Store, load_keys
+from longspan.gateway.ticket import Action, Ask, Ticket
+from longspan.gateway.upstream import Pool
+from longspan.gateway.watch import Watch
+from longspan.gateway.wire import Header
+
+TICK_SECONDS = 0.1
+# Outcomes that are nobody's failure at the replica.
+BLAMELESS = frozenset({"client_gone", "client_error", "request_timeout"})
+
+
+class Brain:
+    """Takes events of requests, performs the dispatcher's actions through `deliver`."""
+
+    def __init__(
+        self, config: GatewayConfig, directory: Path, log: Log, deliver: Callable[[Action], None]
+    ) -> None:
+        self.config = config
+        self.log = log
+        self.now = asyncio.get_running_loop().time
+        self.figures = Figures()
+        self.pools: dict[str, Pool] = {}
+        self.draining = False
+        self.store = Store(directory / config.ledger) if config.ledger else None
+        self.own_keys: tuple[KeyRule, ...] = load_keys(self.store.path) if self.store else ()
+        self.dispatcher = Dispatcher(config, self.now(), random.Random().randrange)  # noqa: S311 - load spreading
+        self.watch = Watch(self.dispatcher, self.pools, self.own_headers, self.perform)
+        self.secrets: dict[str, bytes] = {}
+        self._deliver = deliver
+        self._actions: deque[Action] = deque()
+        self._busy = False
+
+    def configure(self, config: GatewayConfig, secrets: dict[str, bytes]) -> None:
+        """Takes a judged configuration, its keys already joined with our own."""
+        self.config, self.secrets = config, secrets
+        self.perform(self.dispatcher.configure(config, self.now()))
+        self.watch.follow(config)
+
+    def open_pools(self, config: GatewayConfig, tls: ssl.SSLContext | None) -> None:
+        """Own pools for the watch, where workers hold those of the requests."""
+        for replica in config.replicas:
+            old = self.pools.get(replica.name)
+            if old is None or old.url != replica.url:
+                self.pools[replica.name] = Pool(replica.url, config.timeouts.connect_seconds, tls)
+
+    def own_headers(self, name: str) -> list[Header]:
+        """Headers of the gateway's own requests to an upstream."""
+        secret = self.secrets.get(name)
+        return [(b"authorization", b"Bearer " + secret)] if secret is not None else []
+
+    # ---- events of requests
+
+    def perform(self, actions: list[Action]) -> None:
+        """Carries out actions; those that arise meanwhile wait their turn, so that nothing nests."""
+        self._actions.extend(actions)
+        if self._busy or not self._actions:
+            return
+        self._busy = True
+        try:
+            while self._actions:
+                self._deliver(self._actions.popleft())
+        finally:
+            self._busy = False
+
+    def arrive(self, ask: Ask) -> None:
+        """A request that was admitted."""
+        self.perform(self.dispatcher.arrive(ask, self.now()))
+
+    def content(self, request: int) -> None:
+        """The first content of a request."""
+        self.dispatcher.content(request, self.now())
+
+    def failed(self, request: int, cause: str) -> None:
+        """An attempt failed before content."""
+        self.figures.attempt_failed(cause)
+        self.perform(self.dispatcher.failed(request, cause, self.now()))
+
+    def slow(self, request: int) -> None:
+        """An attempt passed the first-token deadline."""
+        self.perform(self.dispatcher.slow(request, self.now()))
+
+    def moved(self, seen: dict[str, float]) -> None:
+        """Content bytes came from these upstreams within the last moments."""
+        now = self.now()
+        for name in seen:
+            self.dispatcher.progress(name, now)
+
+    def over(self, request: int, entry: Entry) -> None:
+        """A request ended, in whatever way."""
+        now = self.now()
+        ticket = self.dispatcher.tickets.get(request)
+        tokens = entry.prompt_tokens + entry.completion_tokens
+        if entry.outcome == "ok":
+            actions = self.dispatcher.finish(request, ok=True, now=now, used_tokens=tokens, usd=entry.usd)
+        elif entry.outcome in BLAMELESS or ticket is None or ticket.where is None:
+            actions = self.dispatcher.cancel(request, now, tokens, entry.usd)
+        else:
+            actions = self.dispatcher.finish(request, ok=False, now=now, used_tokens=tokens, usd=entry.usd)
+        row = _row(entry, ticket, now)
+        self.figures.request(row)
+        if self.store is not None:
+            self.store.add(row)
+        self.perform(actions)
+
+    def ready(self) -> bool:
+        """Whether a load balancer should send traffic: not draining, and somebody can serve."""
+        if self.draining:
+            return False
+        now = self.now()
+        return bool(self.config.providers) or any(s.usable(now) for s in self.dispatcher.standings.values())
+
+    # ---- keys
+
+    def add_key(self, rule: KeyRule) -> None:
+        """A new key of our own; the caller applies the configuration again."""
+        self.own_keys = (*(key for key in self.own_keys if key.name != rule.name), rule)
+        if self.store is not None:
+            self.store.save_key(rule, time.time())
+
+    def drop_key(self, name: str) -> bool:
+        """Revokes a key of our own; False if there is none of that name."""
+        known = any(key.name == name for key in self.own_keys)
+        self.own_keys = tuple(key for key in self.own_keys if key.name != name)
+        if known and self.store is not None:
+            self.store.revoke_key(name, time.time())
+        return known
+
+    # ---- the clock
+
+    async def run_clock(self) -> None:
+        """Lets the dispatcher look at the time."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.perform(self.dispatcher.tick(self.now()))
+            self.log.flush()
+
+    async def close(self) -> None:
+        """Ends the watch and writes the rest of the ledger."""
+        await self.watch.stop()
+        if self.store is not None:
+            await asyncio.to_thread(self.store.close)
+        self.log.flush()
+
+
+def _row(entry: Entry, ticket: Ticket | None, now: float) -> Row:
+    if ticket is None or not ticket.attempts:
+        held = now - ticket.arrived if ticket is not None else 0.0
+        return Row(entry, held, 0.0)
+    first = ticket.attempts[0]
+    attempts = tuple(
+        Try(
+            a.target, a.outside, round(a.sent - ticket.arrived, 4), a.predicted_seconds,
+            round(a.first - a.sent, 4) if a.first is not None else None, a.cause, a.reason, a.candidates,
+        )
+        for a in ticket.attempts
+    )  # fmt: skip
+    return Row(entry, first.sent - ticket.arrived, first.predicted_seconds, attempts)

@@ -1,0 +1,229 @@
+"""Connections from clients: parses requests, one at a time on each connection, and writes what it is given."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import httptools
+
+from longspan.gateway.wire import LAST_CHUNK, Header, chunk, find, response_head
+
+HIGH_WATER_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+MAX_PIPELINED_BYTES = 1024 * 1024
+
+
+class Handler(Protocol):
+    """One request being served."""
+
+    def client_lost(self) -> None:
+        """The client left before its answer was complete."""
+
+    def client_full(self) -> None:
+        """The client reads slowly."""
+
+    def client_drained(self) -> None:
+        """The client caught up."""
+
+
+Serve = Callable[["Downstream", bytes, bytes, list[Header], bytes], Handler | None]
+
+
+class Downstream(asyncio.Protocol):
+    """One client connection.
+
+    Args:
+        serve: called with each whole request; returns its handler, or None if it was answered at once.
+        max_body_bytes: larger bodies get 413.
+        register: the set of live connections, for draining.
+    """
+
+    __slots__ = (
+        "_body", "_body_bytes", "_chunked", "_close", "_done", "_head_bytes", "_headers", "_keep", "_later", "_max",
+        "_parser", "_register", "_serve", "_url", "handler", "method", "paused", "transport", "version",
+    )  # fmt: skip
+
+    def __init__(self, serve: Serve, max_body_bytes: int, register: set["Downstream"]) -> None:
+        self._serve = serve
+        self._max = max_body_bytes
+        self._register = register
+        self.transport: asyncio.Transport | None = None
+        self.handler: Handler | None = None
+        self.paused = False
+        self._later = b""
+        self._close = False
+        self._chunked = False
+        self._renew()
+
+    def _renew(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._headers: list[Header] = []
+        self._url = b""
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._head_bytes = 0
+        self._done = self._keep = False
+        self.method = b""
+        self.version = "1.1"
+
+    # ---- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: a client connected."""
+        self.transport = transport  # type: ignore[assignment]  # uvloop's is none of asyncio's classes
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)  # type: ignore[attr-defined]
+        self._register.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the client is gone."""
+        self._register.discard(self)
+        self.transport = None
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler.client_lost()
+
+    def pause_writing(self) -> None:
+        """asyncio: the write buffer is full."""
+        self.paused = True
+        if self.handler is not None:
+            self.handler.client_full()
+
+    def resume_writing(self) -> None:
+        """asyncio: the write buffer has room."""
+        self.paused = False
+        if self.handler is not None:
+            self.handler.client_drained()
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes came. While a request is served, what follows it waits."""
+        if self.handler is not None or self._close:
+            self._later += data
+            if len(self._later) > MAX_PIPELINED_BYTES:
+                self.abort()
+            return
+        if not self._body_bytes:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(501, b"This gateway does not upgrade connections.")
+        except httptools.HttpParserError:
+            if not self._close:  # our own refusals stop the parser too
+                self._refuse(400, b"Malformed HTTP request.")
+        else:
+            if not self._done and not self._body_bytes and self._head_bytes > MAX_HEAD_BYTES + len(data):
+                self._refuse(431, b"Request head too large.")
+        if self._done and not self._close:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        self._done = False
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        self.version = self._parser.get_http_version()
+        self.method = self._parser.get_method()
+        self._close = not self._keep
+        self.handler = self._serve(self, self.method, self._url, self._headers, body)
+
+    def _refuse(self, status: int, message: bytes) -> None:
+        self._close = True
+        body = (
+            b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":"bad_request"}}'
+            % message
+        )
+        self.answer(status, [(b"content-type", b"application/json")], body)
+
+    # ---- httptools
+
+    def on_url(self, url: bytes) -> None:
+        """httptools: a piece of the request target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: one header."""
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """httptools: the head is complete."""
+        self._keep = self._parser.should_keep_alive()  # llhttp forgets it with the end of the message
+        expect = find(self._headers, b"expect")
+        length = find(self._headers, b"content-length")
+        if length and length.isdigit() and int(length) > self._max:
+            self._refuse(413, b"The body is larger than this gateway accepts.")
+        elif expect and expect.lower() == b"100-continue" and self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """httptools: a piece of the body."""
+        self._body_bytes += len(body)
+        if self._body_bytes > self._max:
+            if not self._close:
+                self._refuse(413, b"The body is larger than this gateway accepts.")
+            return
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """httptools: a whole request. A second one in the same bytes waits for the answer to the first."""
+        if self._done or self.handler is not None:
+            self.abort()  # pipelining inside one segment: no client of today does it
+            return
+        self._done = True
+
+    # ---- answers
+
+    def answer(self, status: int, headers: list[Header], body: bytes) -> None:
+        """A whole answer."""
+        if self.transport is None:
+            return
+        head = response_head(status, headers, b"content-length: %d" % len(body), self._close)
+        self.transport.write(head if self.method == b"HEAD" else head + body)
+        self.finished()
+
+    def start(self, status: int, headers: list[Header], data: bytes) -> None:
+        """The head of a streamed answer and its first bytes. HTTP/1.0 gets no chunks but a closed connection."""
+        if self.transport is None:
+            return
+        self._chunked = self.version != "1.0"
+        self._close = self._close or not self._chunked
+        framing = b"transfer-encoding: chunked" if self._chunked else b""
+        head = response_head(status, headers, framing, self._close)
+        self.transport.write(head + (chunk(data) if self._chunked else data))
+
+    def more(self, data: bytes) -> None:
+        """More bytes of a streamed answer."""
+        if self.transport is not None:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self, data: bytes = b"") -> None:
+        """The last bytes of a streamed answer."""
+        if self.transport is None:
+            return
+        if self._chunked:
+            self.transport.write(chunk(data) + LAST_CHUNK if data else LAST_CHUNK)
+        elif data:
+            self.transport.write(data)
+        self.finished()
+
+    def abort(self) -> None:
+        """Cuts the connection: the only honest end of a streamed answer that is not an event stream."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def close_after(self) -> None:
+        """Closes after the request in progress, or now if there is none."""
+        self._close = True
+        if self.handler is None and self.transport is not None:
+            self.transport.close()
+
+    def finished(self) -> None:
+        """The answer is written: the connection takes its next request."""
+        self.handler = None
+        if self.transport is None:
+            return
+        if self._close:
+            self.transport.close()
+            return
+        self._renew()
+        if self._later:
+            later, self._later = self._later, b""
+            self.data_received(later)

@@ -1,0 +1,375 @@
+"""One request from its first byte to its last: attempts, held frames, deadlines, and an honest end.
+
+Thin on purpose: where a request goes is decided by the dispatcher, what an event means by the scanner. Nothing
+here awaits: everything is a callback of a connection or of the sweep.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from longspan.gateway.dialect import error_body, error_event
+from longspan.gateway.front import Admitted
+from longspan.gateway.outside import allowed_body, price_usd
+from longspan.gateway.request import Body, rewrite
+from longspan.gateway.sse import StreamScanner, Usage, usage_in_json
+from longspan.gateway.ticket import Action, GiveUp, Reject, Send
+from longspan.gateway.upstream import Upstream
+from longspan.gateway.wire import NOT_TO_CLIENT, Header, find, request_head
+
+if TYPE_CHECKING:
+    from longspan.gateway.downstream import Downstream
+    from longspan.gateway.server import Gateway
+
+# An answer up to this size is held until it is whole, so that a cut one can still be retried.
+MAX_BUFFERED_BYTES = 1024 * 1024
+JSON_HEADER: Header = (b"content-type", b"application/json")
+NO_RETRY: Header = (b"x-should-retry", b"false")
+
+
+class Exchange:
+    """A request being served. It ends in exactly one of `_end_ok`, `_end_error` and `client_lost`."""
+
+    __slots__ = (
+        "_buffer", "_buffered", "_cancel", "_client", "_closed", "_connection", "_failure", "_gateway", "_head",
+        "_method", "_relaying", "_scanner", "_status", "_target", "_usage", "ask", "attempt_at", "body",
+        "dialect", "first_at", "headers", "idle_at", "next_slow", "outside", "reason", "request_id", "resent", "started",
+        "target",
+    )  # fmt: skip
+
+    def __init__(
+        self, gateway: "Gateway", client: "Downstream", method: bytes, target: bytes, headers: list[Header],
+        admitted: Admitted, request_id: str,
+    ) -> None:  # fmt: skip
+        self._gateway = gateway
+        self._client = client
+        self._method = method
+        self._target = target
+        self.headers = headers
+        self.body = admitted.body
+        self.dialect = admitted.dialect
+        self.ask = admitted.ask
+        self.request_id = request_id
+        self.started = gateway.now()
+        self.attempt_at = self.first_at = self.idle_at = self.next_slow = 0.0
+        self.target = ""  # the upstream's name
+        self.outside = False
+        self.reason = ""
+        self.resent = False
+        self._connection: Upstream | None = None
+        self._cancel: Any = None
+        self._failure: tuple[int, list[Header], bytes] | None = None
+        self._usage: Usage | None = None
+        self._closed = False
+        self._renew()
+
+    def _renew(self) -> None:
+        """Forgets the attempt before."""
+        self._status = 0
+        self._head: list[Header] = []
+        self._scanner: StreamScanner | None = None
+        self._buffer: list[bytes] = []
+        self._buffered = 0
+        self._relaying = False
+
+    # ---- the dispatcher's actions
+
+    def act(self, action: Action) -> None:
+        """Carries out what the dispatcher decided."""
+        if self._closed:
+            return
+        if isinstance(action, Send):
+            self._drop()
+            self.target, self.outside, self.reason = action.target, action.outside, action.reason
+            self.resent = False
+            self._attempt()
+        elif isinstance(action, Reject):
+            self._reject(action)
+        elif isinstance(action, GiveUp):
+            self._give_up()
+
+    def _attempt(self, fresh: bool = False) -> None:
+        self._renew()
+        self.attempt_at = self._gateway.now()
+        self.next_slow = self.attempt_at + self._gateway.config.timeouts.ttft_seconds
+        self._cancel = self._gateway.pools[self.target].acquire(self, fresh)
+
+    def _drop(self) -> None:
+        """Ends the live attempt, if any: the engine sees a closed connection and stops generating."""
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+
+    # ---- the upstream's events
+
+    def upstream_ready(self, connection: Upstream) -> None:
+        """Sends the request."""
+        self._cancel = None
+        if self._closed:
+            connection.abort()
+            return
+        self._connection = connection
+        pool = self._gateway.pools[self.target]
+        path = pool.base_path + self._target
+        headers = self._gateway.upstream_headers(self)
+        raw = self._raw_body()
+        connection.send(self, request_head(self._method, path, pool.host_header, headers, len(raw)) + raw)
+
+    def _raw_body(self) -> bytes:
+        if not self.body.raw:
+            return b""
+        name = self._gateway.upstream_model(self.target, self.ask.model)
+        if self.outside and self.body.fields is not None:
+            provider = self._gateway.providers[self.target]
+            fields = allowed_body(provider, self.body.fields)
+            if len(fields) != len(self.body.fields):
+                raw = json.dumps(fields).encode()
+                return rewrite(
+                    Body(raw, fields, self.body.model, self.body.stream, self.body.shows_usage),
+                    self.dialect,
+                    name,
+                )
+        return rewrite(self.body, self.dialect, name)
+
+    def upstream_failed(self, cause: str) -> None:
+        """No connection."""
+        self._cancel = None
+        self._failed(cause)
+
+    def upstream_head(self, status: int, headers: list[Header]) -> None:
+        """The head came; nothing is passed on yet."""
+        self._status = status
+        self._head = headers
+        if status < 300 and (find(headers, b"content-type") or b"").startswith(b"text/event-stream"):
+            hide = self.body.stream and self.dialect.usage_option and not self.body.shows_usage
+            self._scanner = StreamScanner(self.dialect, hide)
+
+    def upstream_data(self, data: bytes) -> None:
+        """Body bytes came."""
+        scanner = self._scanner
+        if scanner is None:
+            self._plain(data)
+            return
+        out = scanner.feed(data)
+        if out:
+            now = self._gateway.now()
+            self.idle_at = now
+            if self._relaying:
+                self._client.more(out)
+            else:
+                self._commit(now)
+                self._client.start(self._status, self._client_headers(), out)
+                if self._client.paused:
+                    self.client_full()
+            self._gateway.moved[self.target] = now
+        if scanner.error is not None:
+            self._drop()
+            self._broken(
+                str(scanner.error.get("message") or "the engine reported an error"),
+                "engine_error",
+                scanner.error,
+            )
+
+    def _plain(self, data: bytes) -> None:
+        """A body that is no event stream: held while small, relayed when it grows."""
+        if self._relaying:
+            self._client.more(data)
+            self.idle_at = self._gateway.now()
+            return
+        self._buffer.append(data)
+        self._buffered += len(data)
+        if self._buffered > MAX_BUFFERED_BYTES and self._status < 500:
+            now = self._gateway.now()
+            self.idle_at = now
+            self._commit(now)
+            self._client.start(self._status, self._client_headers(), b"".join(self._buffer))
+            self._buffer.clear()
+
+    def _commit(self, now: float) -> None:
+        """The client sees this attempt from here on: no retry any more."""
+        self._relaying = True
+        self.first_at = now
+        self._gateway.link.content(self.ask.id)
+
+    def upstream_end(self) -> None:
+        """The body is complete as far as HTTP can tell."""
+        self._connection = None
+        scanner = self._scanner
+        if scanner is not None:
+            self._end_of_stream(scanner)
+            return
+        body = b"".join(self._buffer)
+        if self._relaying:
+            self._end_ok()
+            self._client.end()
+        elif self._status >= 500 or self._status == 429:
+            self._failure = (self._status, self._head, body)
+            self._failed(f"status {self._status}")
+        elif self._status == 200 and not body and self.dialect.generates:
+            self._failed("early end")
+        else:
+            self.first_at = self._gateway.now()
+            self._usage = usage_in_json(body) if self._status == 200 else None
+            headers = self._client_headers()
+            self._end_ok()
+            self._client.answer(self._status, headers, body)
+
+    def _end_of_stream(self, scanner: StreamScanner) -> None:
+        rest = scanner.rest()
+        if scanner.error is not None:
+            self._broken(str(scanner.error.get("message")), "engine_error", scanner.error)
+        elif not scanner.done and self.dialect.strict_end:
+            self._broken("The stream ended without its end marker.", "stream_truncated", {}, rest)
+        elif self._relaying:
+            self._end_ok()
+            self._client.end(rest)
+        else:
+            out = scanner.held() + rest
+            self._commit(self._gateway.now())
+            headers = self._client_headers()
+            self._end_ok()
+            self._client.start(self._status, headers, out) if out else None
+            self._client.end() if out else self._client.answer(self._status, headers, b"")
+
+    def upstream_lost(self, answered: bool) -> None:
+        """The connection died."""
+        connection, self._connection = self._connection, None
+        if self._scanner is not None and self._scanner.done:
+            self._end_of_stream(self._scanner)
+        elif self._relaying:
+            self._broken("The connection to the engine was lost.", "stream_interrupted", {})
+        elif not answered and connection is not None and connection.reused and not self.resent:
+            self.resent = True  # the engine closed an idle connection while we wrote: nobody's fault
+            self._attempt(fresh=True)
+        else:
+            self._failed("reset")
+
+    def _broken(self, message: str, code: str, error: dict[str, Any], rest: bytes = b"") -> None:
+        """The attempt failed: invisibly before content, with an error event after it."""
+        scanner = self._scanner
+        if not self._relaying:
+            if error:
+                status = error.get("code")
+                status = status if isinstance(status, int) and 400 <= status < 600 else 502
+                self._failure = (status, [JSON_HEADER], error_body(self.dialect, status, code, message))
+            self._failed("error event" if error else "early end")
+            return
+        if scanner is None:
+            self._end_error(code)
+            self._client.abort()
+            return
+        event = error_event(self.dialect, message, code, scanner.events, not self.outside or True)
+        self._end_error(code)
+        self._client.end(event)
+
+    def _failed(self, cause: str) -> None:
+        self._drop()
+        self._gateway.link.failed(self.ask.id, cause)
+
+    # ---- the client's events
+
+    def client_lost(self) -> None:
+        """The client left: the engine is freed, what was delivered is counted."""
+        if self._closed:
+            return
+        self._closed = True
+        self._drop()
+        self._gateway.over(self, "client_gone", 499, self._used())
+
+    def client_full(self) -> None:
+        """The client reads slowly."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def client_drained(self) -> None:
+        """The client caught up."""
+        self.idle_at = self._gateway.now()
+        if self._connection is not None:
+            self._connection.resume()
+
+    # ---- deadlines
+
+    def sweep(self, now: float) -> None:
+        """Looks at the deadlines; called a few times a second."""
+        limits = self._gateway.config.timeouts
+        if now - self.started > limits.total_seconds:
+            self._deadline("request_timeout", f"The request took longer than {limits.total_seconds:g} s.")
+        elif self._relaying:
+            if now - self.idle_at > limits.idle_seconds and not self._client.paused:
+                self._deadline("stream_idle", f"No bytes from the engine for {limits.idle_seconds:g} s.")
+        elif self.body.stream and self.attempt_at and now > self.next_slow:
+            self.next_slow = now + 1.0
+            self._gateway.link.slow(self.ask.id)
+
+    def _deadline(self, code: str, message: str) -> None:
+        self._drop()
+        if self._relaying:
+            self._broken(message, code, {})
+        else:
+            self._answer_error(504, code, message, ())
+
+    # ---- ends
+
+    def _used(self) -> Usage:
+        """Tokens to account: the engine's numbers, else what was delivered."""
+        scanner = self._scanner
+        usage = dict(self._usage or {})
+        if scanner is not None:
+            usage = dict(scanner.usage or {})
+            if "completion" not in usage or (self.dialect.name == "messages" and not scanner.done):
+                usage["completion"] = max(usage.get("completion", 0), scanner.events)
+        if "prompt" not in usage and (usage.get("completion") or self._relaying):
+            usage["prompt"] = self.ask.prompt_tokens
+        return usage
+
+    def _end_ok(self) -> None:
+        self._closed = True
+        self._gateway.over(self, "ok" if self._status < 400 else "client_error", self._status, self._used())
+
+    def _end_error(self, code: str) -> None:
+        self._closed = True
+        self._gateway.over(self, code, 200, self._used())
+
+    def _reject(self, action: Reject) -> None:
+        self._drop()
+        headers = [NO_RETRY]
+        if action.retry_after_seconds is not None:
+            headers.insert(0, (b"retry-after", b"%d" % max(1, round(action.retry_after_seconds + 0.49))))
+        self._answer_error(action.status, action.code, action.message, headers)
+
+    def _give_up(self) -> None:
+        """Nothing is left to try: the last failure, in the engine's own words if it had any."""
+        if self._failure is not None:
+            status, headers, body = self._failure
+            self._status, self._head = status, headers
+            headers = [*self._client_headers(), NO_RETRY]
+            self._closed = True
+            self._gateway.over(self, f"status_{status}", status, {})
+            self._client.answer(status, headers, body)
+            return
+        self._answer_error(
+            502, "upstream_failed", f"{self.target} failed before it sent any content.", [NO_RETRY]
+        )
+
+    def _answer_error(self, status: int, code: str, message: str, headers: Any) -> None:
+        self._closed = True
+        self._gateway.over(self, code, status, {})
+        more = [JSON_HEADER, (b"x-request-id", self.request_id.encode()), *headers]
+        self._client.answer(status, more, error_body(self.dialect, status, code, message))
+
+    def _client_headers(self) -> list[Header]:
+        headers = [item for item in self._head if item[0] not in NOT_TO_CLIENT]
+        headers.append((b"x-request-id", self.request_id.encode()))
+        headers.append((b"x-served-by", self.target.encode()))
+        if self.outside and self.reason:
+            headers.append((b"x-overflow-reason", self.reason.encode("ascii", "replace")))
+        return headers
+
+    def price(self, usage: Usage) -> float:
+        """What the request cost at its provider; 0 at a replica of our own."""
+        if not self.outside:
+            return 0.0
+        provider = self._gateway.providers.get(self.target)
+        return price_usd(provider, usage.get("prompt", 0), usage.get("completion", 0)) if provider else 0.0

@@ -1,0 +1,224 @@
+"""The data plane of one process: connections, upstream pools and live requests. Decisions come from its link."""
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from longspan.gateway import front
+from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica
+from longspan.gateway.dialect import dialect_of
+from longspan.gateway.downstream import Downstream, Handler
+from longspan.gateway.ledger import Entry
+from longspan.gateway.log import Log
+from longspan.gateway.outside import ALLOWED_HEADERS
+from longspan.gateway.proxy import JSON_HEADER, Exchange
+from longspan.gateway.sse import Usage
+from longspan.gateway.ticket import Action, Ask
+from longspan.gateway.upstream import Pool
+from longspan.gateway.wire import NOT_TO_ENGINE, Header, connection_tokens, find
+
+SWEEP_SECONDS = 0.1
+# Request ids of workers: the worker's number stands above these bits.
+ID_BITS = 40
+
+
+class Link(Protocol):
+    """The way to the brain, in this process or in the parent's."""
+
+    def arrive(self, ask: Ask) -> None:
+        """A request that was admitted."""
+
+    def content(self, request: int) -> None:
+        """Its first content came."""
+
+    def failed(self, request: int, cause: str) -> None:
+        """Its attempt failed before content."""
+
+    def slow(self, request: int) -> None:
+        """Its attempt passed the first-token deadline."""
+
+    def moved(self, seen: dict[str, float]) -> None:
+        """Content bytes came from these upstreams."""
+
+    def over(self, request: int, entry: Entry) -> None:
+        """It ended."""
+
+    def ready(self) -> bool:
+        """Whether somebody can serve."""
+
+
+class Gateway:
+    """Everything about clients and upstreams that lives as long as the process."""
+
+    def __init__(self, config: GatewayConfig, log: Log, link: Link | None = None, worker: int = 0) -> None:
+        self.config = config
+        self.log = log
+        self.link: Link = link  # type: ignore[assignment]  # set by the composer before the first client
+        self.now = asyncio.get_running_loop().time
+        self.exchanges: dict[int, Exchange] = {}
+        self.clients: set[Downstream] = set()
+        self.pools: dict[str, Pool] = {}
+        self.providers: dict[str, Provider] = {}
+        self.moved: dict[str, float] = {}
+        self.draining = False
+        self._next_id = worker << ID_BITS
+        self._id_prefix = os.urandom(5).hex()
+        self._secrets: Mapping[str, bytes] = {}
+        self._hashes: dict[str, KeyRule] = {}
+        self._upstream_models: dict[str, str] = {}
+
+    def configure(
+        self, config: GatewayConfig, secrets: Mapping[str, bytes], tls: ssl.SSLContext | None
+    ) -> None:
+        """Takes a configuration that was judged good; pools whose upstream stayed keep their connections."""
+        for upstream in upstreams(config):
+            pool = Pool(upstream.url, config.timeouts.connect_seconds, tls)
+            old = self.pools.get(upstream.name)
+            if old is not None and old.url == pool.url:
+                old.connect_seconds = pool.connect_seconds
+                continue
+            if old is not None:
+                old.close()
+            self.pools[upstream.name] = pool
+        self._secrets = secrets
+        self.config = config
+        self.providers = {provider.name: provider for provider in config.providers}
+        self._upstream_models = {r.name: r.upstream_model or r.model for r in config.replicas}
+        self._hashes = {key.sha256: key for key in config.keys}
+
+    # ---- requests
+
+    def connection(self) -> Downstream:
+        """A protocol for a new client."""
+        return Downstream(self.serve, self.config.max_body_bytes, self.clients)
+
+    def act(self, action: Action) -> None:
+        """Carries out a decision of the brain's."""
+        exchange = self.exchanges.get(action.id)
+        if exchange is not None:
+            exchange.act(action)
+
+    def serve(
+        self, client: Downstream, method: bytes, target: bytes, headers: list[Header], raw: bytes
+    ) -> Handler | None:
+        """A whole request came."""
+        path = front.path_of(target)
+        known = dict(headers)
+        request_id = self._request_id(known.get(b"x-request-id"))
+        answer = self._answer(path)
+        if answer is None:
+            assert path is not None
+            key = front.key_of(self._hashes, known, open_door=not self.config.keys and not self.config.ledger)
+            if key is None:
+                text = "No valid key. Send `Authorization: Bearer lsp_...`."
+                answer = front.refusal(dialect_of(path), 401, "invalid_api_key", text)
+            elif path == "/v1/models" and method in (b"GET", b"HEAD"):
+                answer = front.Answer(200, front.models_answer(self.config, key), (JSON_HEADER,))
+            else:
+                self._next_id += 1
+                admitted = front.admit(self.config, key, self._next_id, path, known, raw)
+                if isinstance(admitted, front.Admitted):
+                    method = b"GET" if method == b"HEAD" else method
+                    exchange = Exchange(self, client, method, target, headers, admitted, request_id)
+                    self.exchanges[admitted.ask.id] = exchange
+                    client.handler = exchange
+                    self.link.arrive(admitted.ask)
+                    return client.handler
+                answer = admitted
+        client.answer(answer.status, [*answer.headers, (b"x-request-id", request_id.encode())], answer.body)
+        return None
+
+    def _answer(self, path: str | None) -> front.Answer | None:
+        """Answers that need no key."""
+        if path is None:
+            return front.refusal(dialect_of(""), 400, "bad_path", "The request path is not plain.")
+        if path == "/health":
+            return front.Answer(200, b'{"status":"alive"}', (JSON_HEADER,))
+        if path == "/ready":
+            ready = not self.draining and self.link.ready()
+            body = b'{"ready":true}' if ready else b'{"ready":false}'
+            return front.Answer(200 if ready else 503, body, (JSON_HEADER,))
+        return None
+
+    def _request_id(self, given: bytes | None) -> str:
+        if given and len(given) <= 64 and given.replace(b"-", b"").replace(b"_", b"").isalnum():
+            return given.decode()
+        return f"{self._id_prefix}-{self._next_id + 1:x}"
+
+    def upstream_headers(self, exchange: Exchange) -> list[Header]:
+        """The headers of an attempt. An outside provider gets a short list and never the client's key."""
+        given = exchange.headers
+        if exchange.outside:
+            headers = [item for item in given if item[0] in ALLOWED_HEADERS]
+        else:
+            dropped = connection_tokens(given)
+            headers = [item for item in given if item[0] not in NOT_TO_ENGINE and item[0] not in dropped]
+            headers.append((b"x-request-id", exchange.request_id.encode()))
+        headers.append((b"accept-encoding", b"identity"))
+        secret = self._secrets.get(exchange.target)
+        if secret is not None:
+            headers.append((b"authorization", b"Bearer " + secret))
+            if exchange.outside and exchange.dialect.name == "messages":
+                headers.append((b"x-api-key", secret))
+        elif not exchange.outside and not self._hashes:
+            given_key = find(given, b"authorization")  # no keys here: the engine may ask for its own
+            if given_key is not None:
+                headers.append((b"authorization", given_key))
+        return headers
+
+    def upstream_model(self, upstream: str, model: str) -> str | None:
+        """The model's name at an upstream."""
+        provider = self.providers.get(upstream)
+        return provider.models.get(model) if provider is not None else self._upstream_models.get(upstream)
+
+    def over(self, exchange: Exchange, outcome: str, status: int, usage: Usage) -> None:
+        """A request ended, in whatever way: tells the brain once, with what is to be accounted."""
+        ask = exchange.ask
+        if self.exchanges.pop(ask.id, None) is None:
+            return
+        seconds = self.now() - exchange.started
+        entry = Entry(
+            exchange.request_id, ask.key, ask.model, exchange.target, exchange.outside, outcome, status, ask.stream,
+            time.time() - seconds, round(seconds, 4),
+            round(exchange.first_at - exchange.started, 4) if exchange.first_at else None,
+            usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0), exchange.price(usage),
+            exchange.reason,
+        )  # fmt: skip
+        self.link.over(ask.id, entry)
+
+    # ---- the clock
+
+    async def run_clock(self) -> None:
+        """Sweeps deadlines and idle connections."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = self.now()
+            if self.moved:
+                seen, self.moved = self.moved, {}
+                self.link.moved(seen)
+            for exchange in list(self.exchanges.values()):
+                exchange.sweep(now)
+            for pool in self.pools.values():
+                pool.sweep()
+
+    async def drain(self, seconds: float) -> None:
+        """Lets running requests finish, up to `seconds`; then cuts what is left."""
+        self.draining = True
+        for client in list(self.clients):
+            client.close_after()
+        end = self.now() + seconds
+        while self.exchanges and self.now() < end:  # noqa: ASYNC110 - once in a life, no event worth its price
+            await asyncio.sleep(0.05)
+        self.log.write("drained", cut=len(self.exchanges))
+        for client in list(self.clients):
+            client.abort()
+        for pool in self.pools.values():
+            pool.close()
+
+
+def upstreams(config: GatewayConfig) -> list[Replica | Provider]:
+    """All upstreams of a configuration."""
+    return [*config.replicas, *config.providers]

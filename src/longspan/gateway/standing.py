@@ -1,0 +1,207 @@
+"""What the gateway believes about one replica: load from its own ledger, corrected by scrapes; health from what it
+sees; and the time to first token that follows."""
+
+from dataclasses import dataclass
+
+from longspan.gateway.breaker import Breaker
+from longspan.gateway.config import BreakerRule, Health, Replica
+from longspan.gateway.ticket import Ticket
+
+SMOOTHING = (
+    0.3  # weight of the newest sample in every moving average; a guess, the last few requests dominate
+)
+SCRAPE_FRESH_SECONDS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One reading of an engine's metrics, summed over its data-parallel engines.
+
+    progress: a fingerprint of its counters; if it changes, the engine works.
+    """
+
+    running: float
+    waiting: float
+    kv_used: float
+    progress: tuple[float, ...] = ()
+
+
+class Standing:
+    """One replica's state. Only `routing.py` changes it."""
+
+    def __init__(self, replica: Replica, breaker: BreakerRule, now: float) -> None:
+        self.replica = replica
+        self.breaker = Breaker(breaker.failures, breaker.open_seconds)
+        self.flight: dict[int, Ticket] = {}
+        self.pending: dict[int, Ticket] = {}  # sent, no content yet, in the order of sending
+        self.pending_tokens = 0  # prompt tokens of those
+        self.alive: bool | None = None
+        self.probe_failures = 0
+        self.stalled = False
+        self.suspect = False
+        self.moved_at = now  # last byte of content, change of a counter, or moment when work began
+        self.joined = now
+        self.load: EngineLoad | None = None
+        self.load_at = -1e9
+        self.foreign = 0.0
+        self.capacity: float | None = float(replica.max_running) if replica.max_running else None
+        self.service_seconds: float | None = None
+        self.ttft_seconds: float | None = None
+        self.prefill_rate: float | None = None
+        self.requests = 0
+        self.failures = 0
+
+    @property
+    def name(self) -> str:
+        """The replica's name."""
+        return self.replica.name
+
+    def usable(self, now: float) -> bool:
+        """Whether a request may be sent at all."""
+        return (
+            self.replica.state == "ready"
+            and self.replica.weight > 0
+            and self.alive is not False
+            and not self.stalled
+            and self.breaker.allows(now)
+        )
+
+    def why_not(self, now: float) -> str:
+        """The reason for not being usable, for people."""
+        replica = self.replica
+        if replica.state != "ready":
+            return f"{replica.name} is {replica.state}" + (f" ({replica.reason})" if replica.reason else "")
+        if self.alive is False:
+            return f"{replica.name} does not answer"
+        if self.stalled:
+            return f"{replica.name} is stalled: work outstanding, no token for {now - self.moved_at:.0f} s"
+        if not self.breaker.closed:
+            return f"{replica.name} failed {self.breaker.row} times in a row"
+        return f"{replica.name} is usable" if replica.weight > 0 else f"{replica.name} has weight 0"
+
+    @property
+    def permits(self) -> float:
+        """How many requests it may hold: what it runs at once and a little more, so that batches stay full."""
+        if self.capacity is None:
+            return float("inf")
+        return self.capacity + max(1.0, self.capacity // 8) - self.foreign
+
+    def free(self) -> bool:
+        """Whether it may get one more."""
+        return len(self.flight) < max(1.0, self.permits)
+
+    def queued(self) -> list[Ticket]:
+        """Those of our requests that wait inside the engine, first come first: sent and above what it runs."""
+        if self.capacity is None or not self.pending:
+            return []
+        slots = max(0.0, self.capacity - self.foreign) - (len(self.flight) - len(self.pending))
+        return list(self.pending.values())[max(0, int(slots)) :]
+
+    def wait_seconds(self, ahead: float) -> float:
+        """Seconds until the engine starts a request with `ahead` others waiting before it. 0 while unknown."""
+        if self.capacity is None or ahead < 0 or self.service_seconds is None:
+            return 0.0
+        return (ahead + 1) * self.service_seconds / max(1.0, self.capacity)
+
+    def predict(self, prompt_tokens: int) -> float:
+        """Predicted seconds to first token of a request sent now."""
+        ahead = (
+            len(self.flight) + self.foreign - (self.capacity if self.capacity is not None else float("inf"))
+        )
+        wait = self.wait_seconds(ahead) if ahead >= 0 else 0.0
+        tokens = prompt_tokens + self.pending_tokens
+        prefill = tokens / self.prefill_rate if self.prefill_rate else (self.ttft_seconds or 0.0)
+        return wait + prefill
+
+    def score(self, prompt_tokens: int, now: float, ramp_seconds: float) -> tuple[float, float, float]:
+        """Smaller is better: suspicion first, then predicted seconds, then load per weight."""
+        weight = self.replica.weight
+        if ramp_seconds > 0 and now - self.joined < ramp_seconds:
+            weight *= max(0.1, (now - self.joined) / ramp_seconds)
+        load = (len(self.flight) + self.foreign + 1) / weight
+        busy = self.load.kv_used > 0.97 if self.load and self.foreign else False
+        return (float(self.suspect), round(self.queue_only() + float(busy), 1), load)
+
+    def queue_only(self) -> float:
+        """Predicted seconds of queue for the next request, without its own prefill."""
+        if self.capacity is None:
+            return 0.0
+        ahead = len(self.flight) + self.foreign - self.capacity
+        return self.wait_seconds(ahead) if ahead >= 0 else 0.0
+
+    def sent(self, ticket: Ticket, now: float) -> None:
+        """A request goes out to it."""
+        if not self.flight:
+            self.moved_at = now
+        self.flight[ticket.ask.id] = ticket
+        self.pending[ticket.ask.id] = ticket
+        self.pending_tokens += ticket.ask.prompt_tokens
+        self.requests += 1
+        self.breaker.sent()
+
+    def content(self, ticket: Ticket, now: float) -> None:
+        """The first content of a request came."""
+        self.moved_at = max(self.moved_at, now)
+        if self.pending.pop(ticket.ask.id, None) is None:
+            return
+        self.pending_tokens -= ticket.ask.prompt_tokens
+        attempt = ticket.attempts[-1]
+        attempt.first = now
+        took = now - attempt.sent
+        self.ttft_seconds = _blend(self.ttft_seconds, took)
+        if ticket.ask.prompt_tokens >= 256 and took > 0:
+            self.prefill_rate = _blend(self.prefill_rate, ticket.ask.prompt_tokens / took)
+
+    def left(self, ticket: Ticket, now: float, served: bool) -> None:
+        """A request is off its hands. `served`: it came to its end, so its time teaches the service time."""
+        self.flight.pop(ticket.ask.id, None)
+        if self.pending.pop(ticket.ask.id, None) is not None:
+            self.pending_tokens -= ticket.ask.prompt_tokens
+        if not served or not ticket.attempts:
+            return
+        attempt = ticket.attempts[-1]
+        began = attempt.first if attempt.first is not None else attempt.sent
+        self.service_seconds = _blend(self.service_seconds, max(0.001, now - began))
+
+    def scraped(self, load: EngineLoad, now: float) -> None:
+        """A reading of the engine's metrics: corrects the ledger, learns capacity, notes progress."""
+        moved = self.load is None or load.progress != self.load.progress
+        if moved and load.progress:
+            self.moved_at = max(self.moved_at, now)
+        self.load, self.load_at = load, now
+        self.foreign = max(0.0, load.running + load.waiting - len(self.flight))
+        if self.replica.max_running:
+            return
+        if load.waiting > 0:
+            self.capacity = max(1.0, load.running)
+        elif self.capacity is not None and load.running + 1 >= self.capacity:
+            self.capacity = max(self.capacity, load.running) * 1.5 + 1
+
+    def infer_capacity(self, now: float) -> None:
+        """Without fresh metrics: streams that flow while others wait far beyond the usual show what runs at once."""
+        if self.replica.max_running or now - self.load_at < SCRAPE_FRESH_SECONDS or not self.pending:
+            return
+        flowing = sum(ticket.ask.stream for ticket in self.flight.values()) - len(self.pending)
+        oldest = next(iter(self.pending.values()))
+        if (
+            flowing > 0
+            and oldest.attempts
+            and now - oldest.attempts[-1].sent > max(1.0, 4 * (self.ttft_seconds or 0))
+        ):
+            self.capacity = float(flowing)
+
+    def silence(self, now: float, health: Health) -> None:
+        """Suspicion moves traffic, conviction moves requests: work outstanding and nothing moves."""
+        waited = now - self.moved_at if self.flight else 0.0
+        silent_streams = any(ticket.ask.stream for ticket in self.flight.values())
+        counted = self.load is not None and now - self.load_at < max(
+            SCRAPE_FRESH_SECONDS, health.stall_seconds
+        )
+        watched = silent_streams or counted
+        self.suspect = watched and waited >= health.suspect_seconds
+        if watched and waited >= health.stall_seconds:
+            self.stalled = True
+
+
+def _blend(old: float | None, new: float) -> float:
+    return new if old is None else old + SMOOTHING * (new - old)

@@ -1,0 +1,197 @@
+"""SQLite behind one writer thread: the ledger, keys made through the admin API, and the audit log.
+
+The event loop only puts into a queue; rows are written in batches ten times a second, so that a slow disk delays
+nobody. Readers (`gateway why`, exports) open the file themselves: WAL lets them.
+"""
+
+import json
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from longspan.errors import GatewayError
+from longspan.gateway.config import KeyRule
+from longspan.gateway.ledger import Entry, Row, Sum, Try
+
+BATCH_SECONDS = 0.1
+KEEP_DAYS = 90
+SCHEMA = """
+create table if not exists requests (
+  request_id text, key text, model text, target text, outside integer, outcome text, status integer, stream integer,
+  started real, seconds real, ttft_seconds real, prompt_tokens integer, completion_tokens integer,
+  cached_tokens integer, usd real, reason text, held_seconds real, predicted_seconds real, attempts text
+);
+create index if not exists requests_id on requests (request_id);
+create index if not exists requests_started on requests (started);
+create table if not exists keys (name text primary key, sha256 text unique, rule text, created real, revoked real);
+create table if not exists audit (at real, actor text, action text, subject text, detail text);
+"""
+COLUMNS = (
+    "request_id, key, model, target, outside, outcome, status, stream, started, seconds, ttft_seconds, "
+    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, held_seconds, predicted_seconds, attempts"
+)
+INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 19)})"  # noqa: S608 - constants only
+GROUPS = ("key", "model", "target", "outcome")
+
+
+class Store:
+    """The writer. `close` writes what is left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0
+        try:
+            with _open(path) as db:
+                db.executescript(SCHEMA)
+            path.chmod(0o600)
+        except (sqlite3.Error, OSError) as error:
+            text = f"The ledger {path} cannot be opened: {error}."
+            raise GatewayError(text, "Give the gateway a writable `ledger` path.") from error
+        self._queue: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
+        self._stop = threading.Event()
+        self._thread.start()
+
+    def add(self, row: Row) -> None:
+        """Queues a ledger row."""
+        self._queue.put((INSERT, (row,)))
+
+    def save_key(self, rule: KeyRule, at: float) -> None:
+        """Queues a key; only its hash is stored."""
+        text = json.dumps({name: getattr(rule, name) for name in KeyRule.__dataclass_fields__})
+        sql = "insert or replace into keys (name, sha256, rule, created, revoked) values (?, ?, ?, ?, null)"
+        self._queue.put((sql, (rule.name, rule.sha256, text, at)))
+
+    def revoke_key(self, name: str, at: float) -> None:
+        """Queues the end of a key."""
+        self._queue.put(("update keys set revoked = ? where name = ?", (at, name)))
+
+    def audit(self, at: float, actor: str, action: str, subject: str, detail: str = "") -> None:
+        """Queues a line of the audit log."""
+        self._queue.put(("insert into audit values (?, ?, ?, ?, ?)", (at, actor, action, subject, detail)))
+
+    def close(self) -> None:
+        """Writes the rest and ends the thread."""
+        self._stop.set()
+        self._queue.put(None)
+        self._thread.join(timeout=10)
+
+    def _write(self) -> None:
+        db = _open(self.path)
+        while True:
+            item = self._queue.get()
+            batch = [item] if item is not None else []
+            self._stop.wait(BATCH_SECONDS)
+            while not self._queue.empty():
+                more = self._queue.get()
+                if more is not None:
+                    batch.append(more)
+            try:
+                _run(db, batch)
+            except sqlite3.Error:
+                self.lost += len(batch)  # a full disk must not stop the answers; /metrics shows the loss
+            if self._stop.is_set() and self._queue.empty():
+                db.close()
+                return
+
+
+def _run(db: sqlite3.Connection, batch: list[tuple[str, tuple[Any, ...]]]) -> None:
+    rows = [_columns(values[0]) for sql, values in batch if sql is INSERT]
+    with db:
+        db.executemany(INSERT, rows)
+        for sql, values in batch:
+            if sql is not INSERT:
+                db.execute(sql, values)
+
+
+def _columns(row: Row) -> tuple[Any, ...]:
+    entry, held, predicted, attempts = row
+    return (*entry, held, predicted, json.dumps(attempts))
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=5)
+    db.execute("pragma journal_mode = wal")
+    db.execute("pragma synchronous = normal")
+    return db
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write.
+
+    Raises:
+        GatewayError: there is no ledger.
+    """
+    if not path.exists():
+        raise GatewayError(f"There is no ledger at {path}.", "Set `ledger` in the gateway's configuration.")
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
+
+
+def _row(values: tuple[Any, ...]) -> Row:
+    *columns, held, predicted, attempts = values
+    columns[4], columns[7] = bool(columns[4]), bool(columns[7])
+    return Row(Entry(*columns), held, predicted, tuple(Try(*item) for item in json.loads(attempts)))
+
+
+def find_request(path: Path, request_id: str) -> Row | None:
+    """The newest request with this id."""
+    db = _reader(path)
+    try:
+        sql = f"select {COLUMNS} from requests where request_id = ? order by started desc limit 1"  # noqa: S608
+        found = db.execute(sql, (request_id,)).fetchone()
+    finally:
+        db.close()
+    return _row(found) if found else None
+
+
+def read_rows(path: Path, since: float, until: float) -> Iterator[Row]:
+    """Rows of a span of time, oldest first."""
+    db = _reader(path)
+    try:
+        sql = f"select {COLUMNS} from requests where started >= ? and started < ? order by started"  # noqa: S608
+        for values in db.execute(sql, (since, until)):
+            yield _row(values)
+    finally:
+        db.close()
+
+
+def sums(path: Path, by: str, since: float, until: float) -> list[Sum]:
+    """Totals by `key`, `model`, `target` or `outcome`."""
+    assert by in GROUPS
+    db = _reader(path)
+    try:
+        sql = (
+            f"select {by}, count(*), sum(outcome not in ('ok', 'client_error', 'client_gone')), "  # noqa: S608
+            "sum(prompt_tokens), sum(completion_tokens), sum(usd) from requests "
+            f"where started >= ? and started < ? group by {by} order by {by}"
+        )
+        return [Sum(*values) for values in db.execute(sql, (since, until))]
+    finally:
+        db.close()
+
+
+def load_keys(path: Path) -> tuple[KeyRule, ...]:
+    """Keys that were made and not revoked."""
+    db = _reader(path)
+    try:
+        rules = db.execute("select rule from keys where revoked is null order by created").fetchall()
+    finally:
+        db.close()
+    return tuple(_rule(json.loads(text)) for (text,) in rules)
+
+
+def _rule(values: dict[str, Any]) -> KeyRule:
+    return KeyRule(**{**values, "models": tuple(values.get("models") or ())})
+
+
+def read_audit(path: Path, limit: int) -> list[dict[str, Any]]:
+    """The newest lines of the audit log."""
+    db = _reader(path)
+    try:
+        found = db.execute("select * from audit order by at desc limit ?", (limit,)).fetchall()
+    finally:
+        db.close()
+    return [dict(zip(("at", "actor", "action", "subject", "detail"), line, strict=True)) for line in found]

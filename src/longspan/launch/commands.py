@@ -1,0 +1,325 @@
+"""Plan -> argv and environment, as pure functions: what is run can be read, tested and shown before it is run."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from longspan.deployment import DeploymentSpec, NodeSpec
+from longspan.errors import InputError
+from longspan.launch.words import KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
+
+# Flags that decide where ranks run and who may talk to them. Longspan owns them: a second opinion would make
+# `status` lie. Value: what to use instead.
+OWNED_FLAGS: dict[str, str] = {
+    "--tensor-parallel-size": "--tp",
+    "-tp": "--tp",
+    "--pipeline-parallel-size": "--pp",
+    "-pp": "--pp",
+    "--distributed-executor-backend": "--executor",
+    "--nnodes": "--nodes or --cluster",
+    "-n": "--nodes or --cluster",
+    "--node-rank": "--nodes or --cluster",
+    "-r": "--nodes or --cluster",
+    "--master-addr": "--cluster",
+    "--master-port": "nothing: a new port is chosen at each start",
+    "--headless": "nothing: Longspan starts the followers",
+    "--host": "--listen, for the gateway",
+    "--port": "--listen, for the gateway",
+    "--uds": "--listen, for the gateway",
+    "--api-key": "nothing: the engine's key is made at each start",
+    "--model": "the MODEL argument",
+    "--served-model-name": "--name-served",
+    "--revision": "--revision",
+    "-dp": "several replicas, which are not there yet",
+    "-dcp": "nothing: context parallelism is not laid out yet",
+    "--decode-context-parallel-size": "nothing: context parallelism is not laid out yet",
+    "-pcp": "nothing: context parallelism is not laid out yet",
+    "--prefill-context-parallel-size": "nothing: context parallelism is not laid out yet",
+    "--device-ids": "gpus and the order of the nodes in the cluster file",
+    "--ray-workers-use-nsight": "nothing: it changes Ray's runtime environment, which Longspan sets",
+}
+# Whole families: `--data-parallel-size-local`, `-dpl`, … of vLLM 0.32.
+OWNED_PREFIXES: dict[str, str] = {"--data-parallel-": "several replicas, which are not there yet"}
+OWNED_FLAGS |= dict.fromkeys(
+    ("-dpn", "-dpr", "-dpl", "-dpa", "-dpp", "-dpb", "-dph", "-dpe", "-dpm"),
+    OWNED_PREFIXES["--data-parallel-"],
+)
+
+# Where a value given on one node is wrong on another. vLLM's Ray executor hands the driver's environment to every
+# rank with setdefault; these stay out of it (vLLM reads the list from ray_non_carry_over_env_vars.json).
+NODE_LOCAL_VARIABLES = (
+    "VLLM_API_KEY",
+    KEY_FILE_VARIABLE,
+    "VLLM_HOST_IP",
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_HCA",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_DISABLE",
+    "UCX_NET_DEVICES",
+    "NVSHMEM_HCA_LIST",
+    "TMPDIR",
+    "RAY_TMPDIR",
+    "HOSTNAME",
+    "SSH_CONNECTION",
+    "SSH_CLIENT",
+    "PWD",
+    "OLDPWD",
+)
+
+# Ray drops lines of other workers that differ in numbers only, such as each rank's own announcement: with three ranks
+# the second would never be read back. Set where a driver prints its workers' logs: launcher and engine core.
+_WHOLE_LOGS = {"RAY_DEDUP_LOGS": "0"}
+OBJECT_STORE_BYTES = 200 * (1 << 20)  # ranks exchange nothing through it but actor arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process for an agent to start.
+
+    Attributes:
+        name: unique within the agent.
+        env: added to the agent's own environment.
+        stdin: text for its standard input; empty for none.
+        group: what is stopped together ("ray", "engine", "gateway").
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    group: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the wire."""
+        return {
+            "name": self.name, "argv": list(self.argv), "group": self.group, "env": dict(self.env),
+            "stdin": self.stdin,
+        }  # fmt: skip
+
+
+def refuse_owned_flags(arguments: Sequence[str]) -> None:
+    """Checks what stood after `--`.
+
+    Raises:
+        InputError: a flag that Longspan owns, with what to use instead.
+    """
+    for argument in arguments:
+        owned = owned_flag(argument)
+        if owned:
+            raise InputError(
+                f"{argument.split('=', 1)[0]} decides where ranks run or who may reach them, and Longspan owns it.",
+                f"Use {owned} instead.",
+            )
+
+
+def owned_flag(argument: str) -> str:
+    """What to use instead of a flag that Longspan owns, in any spelling that vLLM takes for it; empty for all others.
+
+    vLLM's parser is argparse with underscores for dashes: a long flag may be cut short where it stays unambiguous
+    (`--tensor-par 2`), and the value may stand at a short flag of one letter (`-n2`).
+    """
+    flag = argument.split("=", 1)[0]
+    if re.fullmatch(r"-[a-z]+\d+", flag):
+        flag = flag.rstrip("0123456789")
+    elif flag.startswith("--"):
+        flag = flag.replace("_", "-")
+    if len(flag) < (4 if flag.startswith("--") else 2) or not flag.startswith("-"):
+        return ""
+    for whole, instead in OWNED_FLAGS.items():
+        if whole.startswith(flag):
+            return instead
+    return next((instead for prefix, instead in OWNED_PREFIXES.items() if flag.startswith(prefix)), "")
+
+
+def ray_environment(token_file: str) -> dict[str, str]:
+    """Token authentication in every process that speaks to our Ray; `ray start --address` does not turn it on."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": token_file,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's and vLLM's process titles would overwrite /proc/PID/environ, by which agents know their own.
+        "SPT_NOENV": "1",
+        # Ray runs its workers at nice 15. Ours are the engine: they must not give way to anything else on the host.
+        "RAY_worker_niceness": "0",
+    }
+
+
+def device_environment(spec: DeploymentSpec) -> dict[str, str]:
+    """What the engine needs to run on the plan's device."""
+    if spec.device != "cpu":
+        return {}
+    return {
+        "LONGSPAN_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB a rank
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def ray_start(
+    node: NodeSpec,
+    *,
+    head: bool,
+    head_address: str,
+    port: int,
+    own_ports: Sequence[int],
+    temp_dir: str,
+    token_file: str,
+) -> Process:
+    """`ray start --block`: in the foreground, so that its daemons are our descendants and die by pid.
+
+    Args:
+        port: of the head's GCS.
+        own_ports: two free ports of this node, for what Ray would otherwise bind to a fixed port (client server,
+            dashboard agent) and collide on with another Ray of this machine.
+        temp_dir: this node's own: nodes that share one read each other's logs and name the wrong node.
+    """
+    where = (
+        ["--head", f"--port={port}", f"--ray-client-server-port={own_ports[0]}", "--include-dashboard=false"]
+        if head
+        else [f"--address={head_address}:{port}"]
+    )
+    argv = (
+        node.python, "-m", "longspan.launch.ray_main", "start", *where,
+        f"--node-ip-address={node.address}",
+        f"--num-gpus={node.gpus}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--dashboard-agent-listen-port={own_ports[1]}",
+        f"--temp-dir={temp_dir}",
+        "--disable-usage-stats",
+        "--block",
+    )  # fmt: skip
+    env = {**ray_environment(token_file), **node.env}
+    if node.gpu_ids:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
+    return Process("ray", argv, "ray", env)
+
+
+def engine_arguments(
+    spec: DeploymentSpec, *, host: str, port: int, max_model_len: int | None = None
+) -> list[str]:
+    """vLLM's command line after `vllm`, the same for both executors."""
+    arguments = [
+        "serve", spec.model,
+        "--served-model-name", spec.served_name,
+        "--host", host,
+        "--port", str(port),
+        "--tensor-parallel-size", str(spec.tp),
+        "--pipeline-parallel-size", str(spec.pp),
+        "--distributed-executor-backend", spec.executor,
+    ]  # fmt: skip
+    if spec.revision:
+        arguments += ["--revision", spec.revision]
+    # `--compilation-config.mode 2` and `-O2` are spellings of the same wish.
+    given = {re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-") for argument in spec.vllm_arguments}
+    compiled = given & {"--compilation-config", "-cc", "--enforce-eager", "--optimization-level"}
+    compiled |= {argument for argument in given if re.fullmatch(r"-O\d?", argument)}
+    if spec.device == "cpu" and spec.pp > 1 and not compiled:
+        # Without a warm-up, PP > 1 on the CPU dies at the first request (vLLM 0.32: intermediate_tensors is None);
+        # this mode warms up and needs no compiler.
+        arguments += ["--compilation-config", json.dumps({"mode": 2, "backend": "eager"})]
+    if max_model_len and "--max-model-len" not in given:
+        arguments += ["--max-model-len", str(max_model_len)]
+    return [*arguments, *spec.vllm_arguments]
+
+
+def front_environment(
+    spec: DeploymentSpec, *, ray_address: str, key_file: str, config_dir: str
+) -> dict[str, str]:
+    """The environment of the process that runs vLLM's front end under the Ray executor."""
+    return {
+        **device_environment(spec),
+        # The engine core is a child process that calls ray.init() without an address: it would join whatever Ray it
+        # finds on the machine, or start one.
+        "RAY_ADDRESS": ray_address,
+        # Always set: vLLM would sort the bundles by random node id otherwise.
+        "VLLM_RAY_BUNDLE_INDICES": ",".join(map(str, range(spec.world_size))),
+        "VLLM_HOST_IP": spec.rank_nodes()[0].address,
+        # Where vLLM looks for ray_non_carry_over_env_vars.json, which keeps per-node values per node.
+        "VLLM_CONFIG_ROOT": config_dir,
+        KEY_FILE_VARIABLE: key_file,
+    }
+
+
+def launcher(
+    spec: DeploymentSpec,
+    *,
+    ray_address: str,
+    arguments: Sequence[str],
+    front_env: Mapping[str, str],
+    mark: Mapping[str, str],
+    token_file: str | None,
+) -> Process:
+    """The process that holds the reservation, and with the Ray executor the engine's front end (see ray_driver)."""
+    ranks = spec.rank_nodes()
+    first = ranks[0]
+    wanted = {
+        "name": f"longspan-{spec.name}-r0",
+        "ray_address": ray_address,
+        "node_ip_address": first.address,
+        "ray_timeout_seconds": 120,
+        "reserve_timeout_seconds": 120,
+        "rank_addresses": [node.address for node in ranks],
+        "executor": spec.executor,
+        "tp": spec.tp,
+        "env": {
+            **mark,
+            **_WHOLE_LOGS,
+            "SPT_NOENV": "1",
+            **device_environment(spec),
+            **_hook_environment(spec),
+        },
+        "front_env": dict(front_env),
+        "arguments": list(arguments),
+        "joined": bool(spec.ray_address),
+    }
+    env = {
+        **(ray_environment(token_file) if token_file else {"SPT_NOENV": "1"}),
+        **_WHOLE_LOGS,
+        **mark,
+        **first.env,
+    }
+    argv = (first.python, "-m", "longspan.launch.ray_driver")
+    return Process("launcher", argv, "engine", env, json.dumps(wanted))
+
+
+def _hook_environment(spec: DeploymentSpec) -> dict[str, str]:
+    """What the worker set-up hook reads in a Ray that we joined: each node's own values, by its address."""
+    if not spec.ray_address:
+        return {}
+    by_address = {node.address: dict(node.env) for node in spec.used_nodes()}
+    return {NODE_ENV_VARIABLE: json.dumps(by_address)}
+
+
+def mp_rank(
+    spec: DeploymentSpec,
+    node: NodeSpec,
+    *,
+    node_rank: int,
+    master_port: int,
+    arguments: Sequence[str],
+    gpu_ids: Sequence[int],
+    env: Mapping[str, str],
+) -> Process:
+    """One node's part of the mp executor: the first serves, the others are headless followers."""
+    nodes = spec.used_nodes()
+    rendezvous = []
+    if len(nodes) > 1:
+        rendezvous = [
+            "--nnodes", str(len(nodes)),
+            "--node-rank", str(node_rank),
+            "--master-addr", nodes[0].address,
+            "--master-port", str(master_port),
+        ]  # fmt: skip
+    follower = ["--headless"] if node_rank else []
+    full_env = {
+        **device_environment(spec), "VLLM_HOST_IP": node.address, "SPT_NOENV": "1", **env, **node.env,
+    }  # fmt: skip
+    if spec.device != "cpu":
+        full_env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, sorted(gpu_ids)))
+    argv = (node.python, "-m", "longspan.launch.engine_main", *arguments, *rendezvous, *follower)
+    return Process("engine", argv, "engine", full_env)

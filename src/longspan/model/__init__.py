@@ -1,0 +1,1 @@
+"""Models: what a checkpoint is made of, read from its config.json."""

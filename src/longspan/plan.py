@@ -1,0 +1,142 @@
+"""The nouns of a plan: layouts, rank budgets, estimates and rejections. Frozen values, no decisions."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one replica is split.
+
+    Args:
+        tp: tensor-parallel size. pp: pipeline stages. dp: data-parallel ranks of one replica (DP attention for MoE).
+        ep: whether routed experts are divided as whole experts over `tp * dp` ranks (`--enable-expert-parallel`).
+        dcp: decode-context-parallel size, a divisor of tp. partition: layers per stage, empty for vLLM's own split.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: bool = False
+    dcp: int = 1
+    partition: tuple[int, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def ep_size(self) -> int:
+        """Ranks over which whole experts are divided; 1 without expert parallelism."""
+        return self.tp * self.dp if self.ep else 1
+
+    def __str__(self) -> str:
+        parts = [f"TP{self.tp}"]
+        parts += [
+            f"{label}{size}"
+            for label, size in (("PP", self.pp), ("DP", self.dp), ("DCP", self.dcp))
+            if size > 1
+        ]
+        parts += ["EP"] if self.ep else []
+        return " x ".join(parts)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval and where its calibration comes from.
+
+    Args:
+        p50: the best guess. p10, p90: a tenth of outcomes lie below and above; equal to p50 where it is exact.
+        unit: `GiB`, `ms`, `tokens`, ... source: the calibration behind it, or "guess".
+    """
+
+    p50: float
+    p10: float
+    p90: float
+    unit: str = ""
+    source: str = "guess"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of a rank's receipt: bytes and the formula that gave them."""
+
+    name: str
+    size_bytes: float
+    formula: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What lies in one rank's GPU memory, in bytes.
+
+    `requested_bytes` is the share that vLLM may use (`gpu_memory_utilization` of the physical memory); the KV pool is what is
+    left of it after weights, activation peak, non-torch memory and, from the version on that subtracts it, CUDA graphs.
+    """
+
+    pp_rank: int
+    tp_rank: int
+    total_bytes: int
+    requested_bytes: int
+    weights_bytes: float
+    weights_parts: tuple[Part, ...]
+    activation_bytes: float
+    non_torch_bytes: float
+    cuda_graph_bytes: float
+    cuda_graph_subtracted: bool
+    kv_pool_bytes: float
+    kv_bytes_per_token: float
+    outside_bytes: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything is left for the cache."""
+        return self.kv_pool_bytes > 0
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The memory of one replica: every distinct rank, which one binds, and what the engine will log.
+
+    Args:
+        ranks: one budget for each pipeline stage (TP ranks of a stage are equal).
+        binding: index in `ranks` of the stage with the fewest cache blocks.
+        kv_tokens: as vLLM logs it ("GPU KV cache size"), per DP rank. blocks: cache blocks per group.
+        max_concurrency: requests of `max_model_len` tokens at once, as logged.
+        largest_max_model_len: the longest context that fits one request; 0 if none.
+        groups: block tables that draw from the one pool of blocks (more than one in hybrid and sliding-window models).
+    """
+
+    ranks: tuple[MemoryBudget, ...]
+    binding: int
+    kv_tokens: int
+    blocks: int
+    block_size: int
+    max_concurrency: float
+    largest_max_model_len: int
+    vllm_version: str
+    groups: int = 1
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a layout is not possible.
+
+    Args:
+        layout: the layout refused. rule: short name of the rule, `heads`, `kv-heads`, `experts`, ...
+        message: what vLLM would print. why: the arithmetic in plain words with the legal values.
+        legal: legal values of the offending size, ascending. source: where in vLLM the rule stands.
+    """
+
+    layout: Layout
+    rule: str
+    message: str
+    why: str
+    legal: tuple[int, ...] = ()
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.why} vLLM says: {self.message}"

@@ -1,0 +1,226 @@
+"""The same deployment over hosts with own addresses: a Ray that already runs, and bare hosts over ssh."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.running import RUN, Longspan
+from lab.build import Lab
+from lab.hosts import HostSpec, LabHost
+from longspan.errors import ProofError
+
+pytestmark = [pytest.mark.engine, pytest.mark.lab, pytest.mark.timeout(1500)]
+MakeLab = Callable[..., AbstractContextManager[Lab]]
+OWN = {"/tmp/ray", "/dev/shm"}
+
+
+@pytest.fixture(scope="module")
+def lab(make_lab: MakeLab) -> Iterator[Lab]:
+    """Two hosts whose NICs have different names."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/root"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with make_lab([HostSpec("h1", nic="eth0"), HostSpec("h2", nic="ens7")], env=env) as built:
+        yield built
+
+
+@pytest.fixture
+def ssh_user(lab: Lab, tmp_path: Path) -> Iterator[tuple[Longspan, Path]]:
+    """A user on the test machine who reaches both hosts by ssh, with a cluster file."""
+    cluster = tmp_path / "hosts.toml"
+    cluster.write_text(
+        "".join(
+            f'[[node]]\nname = "{host.name}"\naddress = "{host.address}"\ngpus = 1\nssh = "{host.name}"\n'
+            f'env = {{ GLOO_SOCKET_IFNAME = "{host.spec.nic}" }}\n'
+            for host in lab.hosts
+        )
+    )
+    longspan = Longspan(tmp_path / "state", {"PATH": f"{lab.bin}:{os.environ['PATH']}"})
+    yield longspan, cluster
+    longspan.run("down")
+    assert longspan.processes() == []
+    for host in lab.hosts:
+        assert strangers(host) == []
+
+
+def strangers(host: LabHost) -> list[str]:
+    """What runs in a host beside the lab's own processes, and the shared memory that is left there."""
+    listing = host.run(["ps", "-eo", "pid,args"]).stdout.splitlines()[1:]
+    own = ("host_init", "sshd", "ps -eo", "nsenter", "setpriv")
+    left = [line for line in listing if not any(word in line for word in own)]
+    return left + host.run(["ls", "/dev/shm"]).stdout.split()
+
+
+def answers(longspan_status: dict[str, Any], ask: Callable[[str, str], str]) -> None:
+    """The endpoint answers with the key."""
+    key = Path(longspan_status["api_key_file"]).read_text()
+    assert "Paris" in ask(longspan_status["endpoint"], key)
+
+
+def chat(endpoint: str, key: str) -> str:
+    """One question by the OpenAI client."""
+    import openai
+
+    with openai.OpenAI(base_url=endpoint, api_key=key, timeout=300) as client:
+        model = client.models.list().data[0].id
+        messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
+        answer = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=20)
+    return answer.choices[0].message.content or ""
+
+
+def test_mp_executor_over_ssh(lab: Lab, ssh_user: tuple[Longspan, Path], demo_model: Path) -> None:
+    """Bare hosts reached by ssh: agents, our own Ray, mp ranks; each rank on its host, each host with its own NIC."""
+    longspan, cluster = ssh_user
+    done = longspan.up("--cluster", str(cluster), "--executor", "mp", "--listen", "127.0.0.1:18434")
+    assert done.returncode == 0, done.stderr + done.stdout
+    status = longspan.status()
+    assert [rank["address"] for rank in status["ranks"]] == [host.address for host in lab.hosts]
+    assert status["proof"]["verdict"] == "verified"
+    answers(status, chat)
+    for host, rank in zip(lab.hosts, status["ranks"], strict=True):
+        environ = host.run(["cat", f"/proc/{rank['pid']}/environ"]).stdout.split("\0")
+        assert f"GLOO_SOCKET_IFNAME={host.spec.nic}" in environ
+        assert f"VLLM_HOST_IP={host.address}" in environ
+    assert longspan.run("down").returncode == 0
+
+
+@pytest.fixture
+def running_ray(lab: Lab) -> Iterator[str]:
+    """A Ray cluster over both hosts that somebody else started; at the end it still runs, and is then stopped."""
+    first, second = lab.hosts
+    ray = [
+        RUN[0],
+        "-m",
+        "longspan.launch.ray_main",
+        "start",
+        "--block",
+        "--num-gpus=1",
+        "--object-store-memory=100000000",
+    ]
+    started = []
+    head = [*ray, "--head", "--port=6379", f"--node-ip-address={first.address}", "--include-dashboard=false"]
+    for host, argv in (
+        (first, head),
+        (second, [*ray, f"--address={first.address}:6379", f"--node-ip-address={second.address}"]),
+    ):
+        log = (host.folder / "ray.log").open("w")
+        started.append(host.popen(argv, stdout=log, stderr=log))
+        log.close()
+        deadline = time.monotonic() + 120
+        while (
+            "Ray runtime started" not in (host.folder / "ray.log").read_text() and time.monotonic() < deadline
+        ):
+            time.sleep(0.2)
+    yield f"{first.address}:6379"
+    assert all(process.poll() is None for process in started)
+    for process in reversed(started):
+        process.kill()
+        process.wait()
+
+
+def test_joins_a_ray_that_runs(lab: Lab, running_ray: str, demo_model: Path, tmp_path: Path) -> None:
+    """`up --cluster` with a running Ray, on one of its hosts: agents by a task per node, the Ray executor, and a
+    `down` that leaves that Ray as it was."""
+    first, _ = lab.hosts
+    cluster = tmp_path / "ray.toml"
+    cluster.write_text(f'[ray]\naddress = "{running_ray}"\n')
+    arguments = ["up", "--cluster", str(cluster), "--listen", f"{first.address}:18435", str(demo_model)]
+    done = first.run([*RUN, *arguments], timeout_seconds=900, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    status = json.loads(first.run([*RUN, "status", "--json"]).stdout)
+    assert [rank["address"] for rank in status["ranks"]] == [host.address for host in lab.hosts]
+    assert status["ray"] == {"address": running_ray, "joined": True}
+    answers(status, chat)
+    assert first.run([*RUN, "down"], timeout_seconds=120).returncode == 0
+    left = [
+        line
+        for host in lab.hosts
+        for line in strangers(host)
+        if "engine" in line.lower() or "RayWorkerProc" in line
+    ]
+    assert left == []
+
+
+# ---- what must fail, with the node named
+@pytest.fixture
+def own_checkpoint(lab: Lab, demo_model: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A checkpoint that both hosts have under one path, the second a copy of its own; with the copy's place."""
+    shared = tmp_path / "model"
+    shutil.copytree(demo_model, shared)
+    return shared, lab["h2"].own_copy(shared)
+
+
+def up_fails(ssh_user: tuple[Longspan, Path], model: Path, *more: str) -> str:
+    """`up` must end with the proof's exit code; returns what it said."""
+    longspan, cluster = ssh_user
+    done = longspan.up(str(model), "--cluster", str(cluster), "--listen", "127.0.0.1:18436", *more)
+    assert done.returncode == ProofError.exit_code, done.stderr + done.stdout
+    return done.stderr
+
+
+def test_another_revision_on_one_host(
+    ssh_user: tuple[Longspan, Path], own_checkpoint: tuple[Path, Path]
+) -> None:
+    """A host with another revision of the checkpoint is named before anything is loaded."""
+    shared, copy = own_checkpoint
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "rope_theta": 20000}))
+    flip(copy / "model.safetensors", -1)
+    said = up_fails(ssh_user, shared)
+    assert "h2" in said
+    assert "revision" in said
+    assert "✓ ray" not in said
+
+
+def flip(path: Path, offset: int) -> None:
+    """Flips one bit."""
+    with path.open("r+b") as file:
+        file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        at = file.tell()
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_one_flipped_bit(ssh_user: tuple[Longspan, Path], own_checkpoint: tuple[Path, Path]) -> None:
+    """One bit of one file on one host: host and file are named."""
+    shared, copy = own_checkpoint
+    flip(copy / "model.safetensors", -100_000_001)
+    said = up_fails(ssh_user, shared, "--full")
+    assert "h2" in said
+    assert "model.safetensors" in said
+
+
+def test_a_dead_layer_behind_a_forged_digest(
+    lab: Lab, ssh_user: tuple[Longspan, Path], own_checkpoint: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A copy that is changed after its digest was taken: the log-probabilities tell, and name the host."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shared, copy = own_checkpoint
+    tensors = load_file(copy / "model.safetensors")
+    dead = "model.layers.20.self_attn.o_proj.weight"  # of the second stage, which h2 holds
+    tensors[dead] = torch.zeros_like(tensors[dead])
+    save_file(tensors, copy / "dead.safetensors.new", metadata={"format": "pt"})
+    longspan, cluster = ssh_user
+    process = longspan.start_up(str(shared), "--cluster", str(cluster), "--listen", "127.0.0.1:18437")
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if "✓ checkpoint" in line:
+            (copy / "dead.safetensors.new").rename(copy / "model.safetensors")
+    process.wait(60)
+    text = "".join(said)
+    assert process.returncode == ProofError.exit_code, text
+    assert "h2" in text

@@ -1,0 +1,194 @@
+"""`longspan up` on this machine: the demo model over two Ray nodes, used as a user would use it."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from engine.running import Longspan
+from longspan.errors import DeploymentExistsError, PortError
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+PORT = 18431
+
+
+@pytest.fixture(scope="module")
+def served(fresh: Longspan) -> tuple[Longspan, str]:
+    """The demo model, served; with what `up` printed."""
+    done = fresh.up("--listen", f"127.0.0.1:{PORT}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    return fresh, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def client(served: tuple[Longspan, str]) -> openai.OpenAI:
+    """The real OpenAI client with the deployment's key."""
+    status = served[0].status()
+    return openai.OpenAI(
+        base_url=status["endpoint"], api_key=Path(status["api_key_file"]).read_text(), timeout=300
+    )
+
+
+def test_up_ends_with_all_phases_and_a_proof(served: tuple[Longspan, str]) -> None:
+    """Every phase is done, every layer of the proof passed, and what was printed says so."""
+    longspan, printed = served
+    status = longspan.status()
+    assert status["phase"] == "serving"
+    assert [phase["state"] for phase in status["phases"]] == ["done"] * 8
+    assert status["proof"]["verdict"] == "verified"
+    assert {layer["name"]: layer["state"] for layer in status["proof"]["layers"]} == dict.fromkeys(
+        ("digests", "completion", "paths", "reference"), "passed"
+    )
+    for word in ("endpoint", "curl", "openai", "longspan down", "shown once"):
+        assert word in printed
+
+
+def test_ranks_are_where_the_plan_says(served: tuple[Longspan, str]) -> None:
+    """Each rank's own process lives on its node, in its bundle; the processes are real."""
+    ranks = served[0].status()["ranks"]
+    assert [(rank["pp_rank"], rank["address"]) for rank in ranks] == [(0, "127.0.0.2"), (1, "127.0.0.3")]
+    assert [rank["bundle_address"] for rank in ranks] == ["127.0.0.2", "127.0.0.3"]
+    for rank in ranks:
+        assert b"RayWorkerProc" in Path(f"/proc/{rank['pid']}/cmdline").read_bytes()
+
+
+def test_chat_answers_paris(client: openai.OpenAI) -> None:
+    """The OpenAI client gets the right answer from the split model."""
+    model = client.models.list().data[0].id
+    messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=20)
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+
+
+def test_streams_many_at_once(client: openai.OpenAI) -> None:
+    """Eight concurrent streams all end with a finish reason, their chunks joined to text."""
+    model = client.models.list().data[0].id
+
+    def stream(number: int) -> tuple[str, str | None]:
+        text, reason = "", None
+        prompt = f"Count from {number}: "
+        for chunk in client.completions.create(model=model, prompt=prompt, max_tokens=16, stream=True):
+            text += chunk.choices[0].text
+            reason = chunk.choices[0].finish_reason or reason
+        return text, reason
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(stream, range(8)))
+    assert all(text and reason in {"length", "stop"} for text, reason in results)
+
+
+def test_anthropic_client(served: tuple[Longspan, str], client: openai.OpenAI) -> None:
+    """The Anthropic client speaks to the same endpoint (/v1/messages)."""
+    status = served[0].status()
+    base = status["endpoint"].removesuffix("/v1")
+    key = Path(status["api_key_file"]).read_text()
+    with anthropic.Anthropic(base_url=base, api_key=key, timeout=300) as speaker:
+        message = speaker.messages.create(
+            model=status["served_name"], max_tokens=20, extra_body={"temperature": 0},
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+        )  # fmt: skip
+    assert "Paris" in str(message.content[0])
+
+
+def test_wrong_key_and_wrong_model(served: tuple[Longspan, str], client: openai.OpenAI) -> None:
+    """A wrong key is 401, an unknown model 404, both in OpenAI's form."""
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="lsp_wrong").models.list()
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="no-such-model", prompt="x")
+
+
+def running_requests(longspan: Longspan) -> float:
+    """What the engine itself says it is working on."""
+    status = longspan.status()
+    key = (Path(status["state_dir"]) / "engine-key").read_text()
+    config = (Path(status["state_dir"]) / "gateway.toml").read_text()
+    url = re.search(r'^url = "(.*)"$', config, re.MULTILINE)
+    assert url
+    metrics = httpx.get(f"{url[1]}/metrics", headers={"Authorization": f"Bearer {key}"}, timeout=30).text
+    found = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", metrics, re.MULTILINE)
+    assert found
+    return float(found[1])
+
+
+def test_a_client_that_leaves_frees_the_engine(served: tuple[Longspan, str], client: openai.OpenAI) -> None:
+    """Closing a stream cancels the request inside the engine, long before its tokens are used up."""
+    model = client.models.list().data[0].id
+    stream = client.completions.create(
+        model=model, prompt="Once", max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    assert running_requests(served[0]) == 1
+    stream.close()
+    deadline = time.monotonic() + 20
+    while running_requests(served[0]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert running_requests(served[0]) == 0
+
+
+def test_printed_lines_work_as_pasted(served: tuple[Longspan, str]) -> None:
+    """The curl line and the OpenAI line that `up` prints answer Paris when pasted into a shell."""
+    printed = served[1]
+    curl = next(line for line in printed.splitlines() if line.startswith("curl "))
+    python = next(line for line in printed.splitlines() if line.startswith("python -c"))
+    for line in (f"{curl} --silent --show-error", python.replace("python", sys.executable, 1)):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False)
+        assert "Paris" in done.stdout, done.stdout + done.stderr
+
+
+def test_up_again_changes_nothing(served: tuple[Longspan, str]) -> None:
+    """A second `up` says so and leaves ranks, key and controller as they were."""
+    longspan, _ = served
+    before = longspan.status()
+    done = longspan.up("--listen", f"127.0.0.1:{PORT}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == before["ranks"] == longspan.status()["ranks"]
+    assert "lsp_" not in done.stdout + done.stderr
+
+
+def test_another_up_is_refused(served: tuple[Longspan, str]) -> None:
+    """Other settings under the same name, and another name on the same port, are refused with their exit codes."""
+    longspan, _ = served
+    other = longspan.up("--listen", f"127.0.0.1:{PORT}", "--", "--max-model-len", "512")
+    assert other.returncode == DeploymentExistsError.exit_code, other.stderr
+    taken = longspan.up("--name", "second", "--listen", f"127.0.0.1:{PORT}")
+    assert taken.returncode == PortError.exit_code
+    assert re.search(r"taken by .*pid \d+", taken.stderr)
+
+
+def test_no_secret_is_to_be_seen(served: tuple[Longspan, str]) -> None:
+    """Neither the client's nor the engine's key nor Ray's token stands in argv, logs, status or history."""
+    longspan, _ = served
+    status = longspan.status()
+    root = Path(status["state_dir"])
+    secrets = {(root / name).read_text().strip() for name in ("api-key", "engine-key")}
+    secrets |= {path.read_text() for path in Path("/tmp").glob("longspan-default-*/ray-token")}
+    assert len(secrets) >= 3
+    texts = [json.dumps(status), longspan.run("status").stdout, (root / "events.jsonl").read_text()]
+    texts += [path.read_text(errors="replace") for path in root.glob("logs/*/*.log")]
+    texts += [path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [secret[:6] for secret in secrets for text in texts if secret in text]
+    for name in ("api-key", "engine-key", "controller.json"):
+        assert (root / name).stat().st_mode & 0o077 == 0
+
+
+def test_an_engine_that_dies_is_told_and_taken_down(served: tuple[Longspan, str]) -> None:
+    """When a rank dies, the endpoint does not hang: the failure is told and nothing is left running."""
+    longspan, _ = served
+    status = longspan.status()
+    subprocess.run(["kill", "-9", str(status["ranks"][1]["pid"])], check=True)
+    deadline = time.monotonic() + 120
+    while longspan.run("status").returncode == 0 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    done = longspan.run("status")
+    assert "The last one failed" in done.stderr
+    assert "launcher on node-1" in done.stderr
