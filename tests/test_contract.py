@@ -27,6 +27,7 @@ IO_MODULES = {
     "host",
     "model.demo",
     "model.demo_convert",
+    "doctor.collect",
     "launch.cpu_platform",
     "launch.cpu_platform_class",
     "launch.digest",

@@ -24,6 +24,12 @@ COLUMNS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_corrections_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own calibration file must not reach the tests."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
 def write(path: Path, rows: list[dict[str, str]]) -> Path:
     """A CSV file of rows."""
     with path.open("w", newline="") as file:

@@ -47,6 +47,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE, TensorShape=[4096], TensorDtypes=BFloat16), but Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType=BROADCAST).",
     ),
     "collective-hang": (
+        "n1:7:7 [0] NCCL INFO GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n[rank0]:[E1112 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000)",
         "[rank0]:[E822 16:31:16.131 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=99, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600009 milliseconds before timing out.\n[rank1]:[E822 16:31:16.135 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=99, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600008 milliseconds before timing out.\nterminate called after throwing an instance of 'c10::DistBackendError'\nFatal Python error: Aborted",
         "INFO 11-02 10:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 120.0 tokens/s, Running: 4 reqs, Waiting: 0 reqs\nINFO 11-02 10:00:10 [loggers.py:1] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 4 reqs, Waiting: 0 reqs\n(EngineCore pid=1) INFO 11-02 10:01:10 [shm_broadcast.py:501] No available shared memory broadcast block found in 60 seconds. This typically happens when some processes are hanging.\n(EngineCore pid=1) INFO 11-02 10:02:10 [shm_broadcast.py:501] No available shared memory broadcast block found in 60 seconds.\n(EngineCore pid=1) ERROR 11-02 10:05:10 [core.py:1] TimeoutError: RPC call to sample_tokens timed out.\n(APIServer pid=1) ERROR 11-02 10:05:10 [async_llm.py:5] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
         "ERROR 03-01 10:00:00 core.py:1] EngineCore encountered a fatal error.\nERROR 03-01 10:00:00 core.py:1] TimeoutError: RPC call to execute_model timed out.",
@@ -267,6 +268,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
         "Value error, The repository /models/x contains custom code which must be executed to correctly load the model. You can inspect the repository content at https://hf.co//models/x.\n Please pass the argument `trust_remote_code=True` to allow custom code to be run.",
     ),
     "model-path-missing": (
+        "(Worker pid=1) ERROR 11-30 18:42:53 [m.py:953] RuntimeError: Cannot find any model weights with `m/empty`",
         "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/models/x'. Use `repo_type` argument if needed.",
         "OSError: Incorrect path_or_model_id: '/models/x'. Please provide either the path to a local folder or the repo_id of a model on the Hub.",
         "ValueError: Invalid repository ID or local directory specified: '/models/x'.",
@@ -287,6 +289,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
         "httpx.ConnectError: [Errno -3] Temporary failure in name resolution\nhuggingface_hub.errors.LocalEntryNotFoundError: x",
     ),
     "weights-corrupt": (
+        '  File "/opt/vllm/transformers_utils/repo_utils.py", line 88, in parse_safetensors_file_metadata\n    metadata = f.read(length_of_metadata)\nMemoryError',
         "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
         "_pickle.UnpicklingError: invalid load key, 'v'.",
         "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",

@@ -153,7 +153,7 @@ class Drive:
         for number, node in enumerate(self.machine.nodes):
             found += self.answer(f"facts:{node.name}", (facts or {}).get(node.name, FACTS))
             found += self.answer(f"write:{node.name}", {})
-            found += self.answer(f"ports:{node.name}", [7000 + 10 * number + i for i in range(4)])
+            found += self.answer(f"ports:{node.name}", [7000 + 10 * number + i for i in range(5)])
             found += self.answer(f"digest:{node.name}", (digests or {}).get(node.name, copy()))
         return found
 

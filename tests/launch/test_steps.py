@@ -99,6 +99,9 @@ def test_mp_ranks_start_once_all_gpus_are_held(start: Callable[..., Drive]) -> N
         "ib0",
     )
     assert ("--headless" in first.process.argv, "--headless" in second.process.argv) == (False, True)
+    head_ports = [7000, 7001]  # Ray's and the engine's, which the rendezvous must leave alone
+    for process in (first.process, second.process):
+        assert int(process.argv[process.argv.index("--master-port") + 1]) not in head_ports
     assert drive.say("a", "launcher", launcher_line("holders", holders=holders)) == []
 
 

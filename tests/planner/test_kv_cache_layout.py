@@ -4,6 +4,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,13 @@ from longspan.planner.kv_cache import Spec, cache_layout, state_bytes
 BASE: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,
     "num_hidden_layers": 12, "vocab_size": 32000, "intermediate_size": 2048, "max_position_embeddings": 32768,
+}  # fmt: skip
+# The attention and state shapes of Qwen3.5-35B-A3B; the feed-forward part does not touch the cache.
+QWEN35_35B: dict[str, Any] = {
+    "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2,
+    "head_dim": 256, "num_hidden_layers": 40, "vocab_size": 248320, "intermediate_size": 512, "full_attention_interval": 4,
+    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144,
 }  # fmt: skip
 
 
@@ -98,3 +106,37 @@ def test_context_parallelism_divides_tokens(dcp: int) -> None:
     """DCP spreads a request's blocks over its ranks."""
     layout = cache_layout(builtin("deepseek-ai/DeepSeek-V3"), 8, dcp=dcp)
     assert layout.blocks_per_request(16384, 8192) == 16384 // dcp // 16
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "kv_dtype", "version", "block", "length", "pool_gib", "concurrency"),
+    [
+        # vllm#40691: 0.19.0, 290,864 tokens = 371 x 784 logged by the old formula, 33.04x
+        ("Qwen/Qwen3.5-27B", 1, "auto", (0, 19, 0), 784, 32768, None, 1487 / 45),
+        # club-3090#612: 0.24.0 on an RTX 5090, 5.98 GiB, 567,978 tokens, 4.33x (the 35B-A3B shape)
+        ("35b-a3b", 1, "fp8", (0, 24, 0), 2096, 131072, 5.98, 4.3333),
+        # talos-argocd-proxmox#1995: two RTX 3090, 4.99 GiB, 302,921 tokens, 2.31x (the 27B shape)
+        ("Qwen/Qwen3.5-27B", 2, "fp8", (0, 28, 0), 1568, 131072, 4.99, 2.3111),
+    ],
+)
+def test_hybrid_logs_are_met(
+    name: str, tp: int, kv_dtype: str, version: tuple[int, int, int], block: int, length: int,
+    pool_gib: float | None, concurrency: float,
+) -> None:  # fmt: skip
+    """Block sizes and concurrency of hybrid models as users' logs show them; nothing was fitted to these."""
+    facts = parse_config(QWEN35_35B) if name == "35b-a3b" else builtin(name)
+    layout = cache_layout(facts, tp, kv_dtype, version=version)
+    assert layout.block_size == block
+    blocks = 1487 if pool_gib is None else int(pool_gib * 2**30 / layout.block_bytes(0, len(facts.layers)))
+    assert blocks / layout.blocks_per_request(length, 8192) == pytest.approx(concurrency, rel=1e-3)
+
+
+def test_deepseek_v4_log_is_met() -> None:
+    """vllm#44376 (0.22, 16384 tokens in flight): 30,000 tokens need 6.66 GiB; 5.44 GiB hold 13,528; five groups."""
+    facts = builtin("deepseek-ai/DeepSeek-V4-Flash")
+    layout = cache_layout(facts, 2, "fp8", version=(0, 22, 0))
+    size = layout.block_bytes(0, 43)
+    assert len(layout.groups) == 5
+    assert layout.blocks_per_request(30000, 16384) * size / 2**30 == pytest.approx(6.66, abs=0.005)
+    assert layout.blocks_per_request(13528, 16384) * size / 2**30 <= 5.445
+    assert layout.blocks_per_request(13528 + 64, 16384) * size / 2**30 > 5.44

@@ -133,13 +133,14 @@ def test_stages_agree_with_vllm(monkeypatch: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_fp8_block_messages_agree_with_vllm() -> None:
+def test_fp8_block_messages_agree_with_vllm(monkeypatch: Any) -> None:
     """The block checks of linear layers print what the oracle prints."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from types import SimpleNamespace
 
     from vllm.model_executor.layers.quantization.utils.fp8_utils import validate_fp8_block_shape
 
+    monkeypatch.setattr("vllm.distributed.get_tensor_model_parallel_world_size", lambda: 8)
     config = {**LLAMA, "num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 1024, "intermediate_size": 1536,
               "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}  # fmt: skip
     ours = check(parse_config(config), Layout(tp=8))

@@ -12,9 +12,10 @@ from longspan.model.fetch import builtin_names, load_builtin
 from longspan.model.requantise import stored_as
 from longspan.plan import Layout
 from longspan.planner.calibration import Calibration, Correction
-from longspan.planner.engine import EngineSettings, GpuMemory
+from longspan.planner.engine import EngineSettings, GpuMemory, resolve
 from longspan.planner.legality import check
 from longspan.planner.memory import receipt
+from longspan.planner.overheads import captured_sizes, cuda_graph_bytes
 from longspan.units import GIB
 
 H100 = GpuMemory("H100-SXM-80GB", round(79.19 * GIB))
@@ -136,3 +137,20 @@ def test_corrections_are_applied_to_their_version_and_gpu_only() -> None:
     assert (plain.ranks[0].kv_pool_bytes - corrected.ranks[0].kv_pool_bytes) / GIB == pytest.approx(1.0)
     other = replace(V019, version=(0, 18, 0))
     assert receipt(facts, Layout(), H100, other, calibration) == receipt(facts, Layout(), H100, other)
+
+
+@pytest.mark.parametrize(("seqs", "count"), [(8, 5), (16, 7), (256, 51), (1024, 51)])
+def test_small_batches_capture_fewer_graphs(seqs: int, count: int) -> None:
+    """1, 2, 4, eights, sixteens, up to twice max_num_seqs: graph memory follows the number of captured sizes."""
+    facts = builtin("meta-llama/Llama-3.1-8B-Instruct")
+    settings = resolve(replace(V019, max_num_seqs=seqs), facts, H100)
+    assert captured_sizes(facts, settings) == count
+    assert cuda_graph_bytes(facts, Layout(), 0, settings) <= cuda_graph_bytes(
+        facts, Layout(), 0, resolve(V019, facts, H100)
+    )
+
+
+def test_eager_has_no_graphs() -> None:
+    """--enforce-eager keeps nothing for CUDA graphs."""
+    result = receipt(builtin("Qwen/Qwen3-8B"), Layout(), H100, replace(V019, eager=True))
+    assert result.ranks[0].cuda_graph_bytes == 0

@@ -49,8 +49,10 @@ def total(facts: ModelFacts, layout: Layout, stage: int = 0) -> float:
     ],
 )
 def test_measured_weights_are_met(name: str, form: str, layout: Layout, measured_gib: float) -> None:
-    """Rotary tables, padding and replication included, a published log is met within one percent."""
-    assert total(stored_as(builtin(name), form), layout) == pytest.approx(measured_gib, rel=0.01)
+    """Rotary tables, padding and replication included, a published log is met: within 0.3 %, MXFP4 tiles 1.5 %."""
+    assert total(stored_as(builtin(name), form), layout) == pytest.approx(
+        measured_gib, rel=0.015 if form == "mxfp4" else 0.003
+    )
 
 
 @given(st.sampled_from(builtin_names()), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 3]))

@@ -18,6 +18,7 @@ from longspan.deployment import DeploymentSpec
 from longspan.errors import ControlPlaneError, DeploymentExistsError
 from longspan.launch.words import AGENT_VARIABLE
 
+PATIENCE_SECONDS = 120.0
 START_TIMEOUT_SECONDS = 60
 
 
@@ -119,17 +120,20 @@ def end_by_mark(places: Places, record: dict[str, Any]) -> set[int]:
 def follow(record: dict[str, Any], places: Places) -> Iterator[dict[str, Any]]:
     """Yields the status at every change, until the controller is gone; its last words come out of its file."""
     version = -1
+    patience = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             status = request(record, f"/v1/status?after={version}")
         except ControlPlaneError:
-            deadline = time.monotonic() + 5
-            while alive(Identity(record["pid"], record["start_ticks"])) and time.monotonic() < deadline:
-                time.sleep(0.1)
+            # While it lives it may only be slow; on a host that starts an engine, that is nothing special.
+            if alive(Identity(record["pid"], record["start_ticks"])) and time.monotonic() < patience:
+                time.sleep(0.5)
+                continue
             if places.last_status.exists():
                 yield json.loads(places.last_status.read_text())
                 return
             raise
+        patience = time.monotonic() + PATIENCE_SECONDS
         version = status["version"]
         yield status
         if status["phase"] == "gone":

@@ -1,5 +1,6 @@
 """Which matched lines are still faults: not refuted by a server that came up, not a wait that ended, not a stop."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -35,42 +36,56 @@ class Remaining:
 
 
 class _Timeline:
-    """Positions and times of the good news in one attempt."""
+    """Positions and times of the good news in one attempt, looked up in logarithmic time: logs hold thousands of hits."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.place = {id(e): i for i, e in enumerate(events)}
         self.events = events
+        self._means: dict[str, list[int]] = {}
+        for i, event in enumerate(events):
+            if isinstance(event.rule, Mark):
+                self._means.setdefault(event.rule.means, []).append(i)
+        # The furthest phase from each position on.
+        self._phase = [0] * (len(events) + 1)
+        for i in range(len(events) - 1, -1, -1):
+            rule = events[i].rule
+            self._phase[i] = max(self._phase[i + 1], rule.phase if isinstance(rule, Mark) else 0)
+        self._tolerated = [events[i].hit for i in self._means.get("tolerated", ())]
 
     def after(self, event: Event, *means: str) -> list[Event]:
         """The marks with these meanings that come after an event."""
         at = self.place[id(event)]
-        return [e for e in self.events[at + 1 :] if isinstance(e.rule, Mark) and e.rule.means in means]
+        places = [
+            i for m in means for i in self._means.get(m, ())[bisect_right(self._means.get(m, ()), at) :]
+        ]
+        return [self.events[i] for i in places]
+
+    def before(self, event: Event, *means: str) -> Event | None:
+        """The last mark with one of these meanings before an event."""
+        at = self.place[id(event)]
+        last = -1
+        for m in means:
+            places = self._means.get(m, ())
+            if (k := bisect_right(places, at)) > 0:
+                last = max(last, places[k - 1])
+        return self.events[last] if last >= 0 else None
 
     def idle_before(self, event: Event) -> bool:
         """Whether the last statistics before the event say that nothing runs."""
-        at = self.place[id(event)]
-        said = [
-            e
-            for e in self.events[:at]
-            if isinstance(e.rule, Mark) and e.rule.means in ("serving", "stalled", "idle")
-        ]
-        return bool(said) and said[-1].rule.id == "throughput-idle"
+        said = self.before(event, "serving", "stalled", "idle")
+        return said is not None and said.rule.id == "throughput-idle"
 
     def tolerated(self, event: Event) -> bool:
         """Whether the event stands in the traceback of something that is done without."""
         hit = event.hit
         return any(
-            e.hit.file == hit.file
-            and e.hit.head.pid == hit.head.pid
-            and 0 <= hit.line - e.hit.line <= TOLERATED_LINES
-            for e in self.events
-            if isinstance(e.rule, Mark) and e.rule.means == "tolerated"
+            t.file == hit.file and t.head.pid == hit.head.pid and 0 <= hit.line - t.line <= TOLERATED_LINES
+            for t in self._tolerated
         )
 
     def progress_after(self, event: Event, phase: int) -> bool:
         """Whether the launch went beyond a phase after the event."""
-        at = self.place[id(event)]
-        return any(isinstance(e.rule, Mark) and e.rule.phase > phase for e in self.events[at + 1 :])
+        return self._phase[self.place[id(event)] + 1] > phase
 
 
 def remaining(scene: Scene) -> Remaining:
@@ -136,10 +151,7 @@ def _healed(event: Event, line: _Timeline) -> bool:
     good = line.after(event, "ready", "serving", "answered")
     if not good:
         return False
-    at = line.place[id(event)]
-    came_up_before = any(
-        isinstance(e.rule, Mark) and e.rule.means in ("ready", "serving") for e in line.events[:at]
-    )
+    came_up_before = line.before(event, "ready", "serving") is not None
     if not came_up_before:
         return True
     if any(e.rule.id == "startup-complete" for e in good):

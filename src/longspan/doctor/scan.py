@@ -20,9 +20,13 @@ SHAPES_LIMIT = 30_000
 LINE_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 20_000
 EVIDENCE_LIMIT = 400
-HITS_FIRST, HITS_LAST = 400, 200
+# Hits kept of one rule: the first and the last. Where each rank writes its own line, all of a thousand ranks count.
+HITS_FIRST, HITS_LAST, RANKS_FIRST = 100, 60, 1024
+PER_RANK = frozenset(
+    {"nccl-watchdog", "nccl-watchdog-seq", "world", "rank-assigned", "nccl-starts", "init-start", "init-done"}
+)
 # Lines of one shape that are looked at in full; of the later ones only the last of each block.
-SHAPE_BUDGET = 400
+SHAPE_BUDGET = 1100
 QUOTE_LIMIT_LINES = 200
 # Marks that come with every request or every ten seconds: of one shape in one block, the first line and the last few
 # are enough to know when the server last worked and whether it stalls.
@@ -68,7 +72,8 @@ class _Kept:
 
     def add(self, hit: Hit) -> None:
         self.count += 1
-        (self.first if len(self.first) < HITS_FIRST else self.last).append(hit)
+        limit = RANKS_FIRST if hit.rule.id in PER_RANK else HITS_FIRST
+        (self.first if len(self.first) < limit else self.last).append(hit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,10 @@ class AdminApi:
         """Prometheus text."""
         brain = self._app.brain
         dispatcher = brain.dispatcher
-        waiting = {model: room.size for model, room in dispatcher.rooms.items()}
-        text = brain.figures.text(dispatcher.standings.values(), waiting, dispatcher.running, brain.now())
+        waiting = {model: room.size for model, room in dispatcher.fleet.rooms.items()}
+        text = brain.figures.text(
+            dispatcher.fleet.standings.values(), waiting, dispatcher.running, brain.now()
+        )
         if brain.store is not None:
             text += f"# TYPE longspan_gateway_ledger_lost_total counter\nlongspan_gateway_ledger_lost_total {brain.store.lost}\n"
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
@@ -97,20 +99,20 @@ class AdminApi:
                 "queue_seconds": round(s.queue_only(), 3), "service_seconds": s.service_seconds,
                 "ttft_seconds": s.ttft_seconds, "requests": s.requests, "failures": s.failures,
             }
-            for s in dispatcher.standings.values()
+            for s in dispatcher.fleet.standings.values()
         ]  # fmt: skip
         providers = [
             {"name": n, "usd_last_hour": round(s.spent_usd, 6), "usd_reserved": round(s.reserved_usd, 6),
              "cap_usd_per_hour": s.provider.spend_cap_usd_per_hour}
-            for n, s in dispatcher.spending.items()
+            for n, s in dispatcher.fleet.spending.items()
         ]  # fmt: skip
         totals = {"local": 0, "outside": 0}
-        names = set(dispatcher.spending)
+        names = set(dispatcher.fleet.spending)
         for (_, target, _), number in brain.figures.requests.items():
             totals["outside" if target in names else "local"] += number
         return {
             "ready": brain.ready(), "running": dispatcher.running,
-            "waiting": {model: room.size for model, room in dispatcher.rooms.items()},
+            "waiting": {model: room.size for model, room in dispatcher.fleet.rooms.items()},
             "requests": totals, "outside_usd": sum(brain.figures.usd.values()),
             "replicas": replicas, "providers": providers,
         }  # fmt: skip

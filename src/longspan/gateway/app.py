@@ -21,6 +21,7 @@ from longspan.gateway.settings import (
     listener_tls,
     read_config,
     read_secrets,
+    stamp_of,
     upstream_tls,
     watch_file,
     with_keys,
@@ -32,7 +33,8 @@ from longspan.gateway.workers import Workers
 class App:
     """What both shapes of the process share: brain, reload, admin, signals."""
 
-    def __init__(self, path: Path, config: GatewayConfig) -> None:
+    def __init__(self, path: Path, config: GatewayConfig, stamp: object) -> None:
+        self._stamp = stamp
         self.path, self.directory = path, path.parent
         self.file_config = config
         self.log = Log(self.directory / config.log if config.log else None, time.time)
@@ -78,7 +80,11 @@ class App:
     async def run(self, address: str, *more: Coroutine[Any, Any, None]) -> None:
         """Announces itself and lives until told to stop."""
         loop = asyncio.get_running_loop()
-        jobs = [self.brain.run_clock(), watch_file(self.path, self.poke, self.apply, self.log), *more]
+        jobs = [
+            self.brain.run_clock(),
+            watch_file(self.path, self._stamp, self.poke, self.apply, self.log),
+            *more,
+        ]
         tasks = [loop.create_task(job) for job in jobs]
         admin = None
         if self.file_config.admin is not None:
@@ -115,12 +121,13 @@ async def serve(path: Path) -> None:
     Raises:
         GatewayConfigError, PortError, GatewayError: before it listens.
     """
+    stamp = stamp_of(path)
     config = read_config(path)
     host, port = split_address(config.listen)
     listener = open_listener(host, port, reuse_port=config.workers > 1)
     bound = listener.getsockname()
     address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
-    app = App(path, config)
+    app = App(path, config, stamp)
     if config.workers > 1:
         app.workers = Workers(config.workers, host, bound[1], path.parent, app.log)
         app.workers.brain = app.brain

@@ -87,6 +87,10 @@ class Brain:
         """The first content of a request."""
         self.dispatcher.content(request, self.now())
 
+    def own(self, request: int, state: str) -> None:
+        """Its answer has an id by which later requests ask for the same replica."""
+        self.dispatcher.own(request, state)
+
     def failed(self, request: int, cause: str) -> None:
         """An attempt failed before content."""
         self.figures.attempt_failed(cause)
@@ -114,6 +118,12 @@ class Brain:
         else:
             actions = self.dispatcher.finish(request, ok=False, now=now, used_tokens=tokens, usd=entry.usd)
         row = _row(entry, ticket, now)
+        if self.config.log_requests or (entry.outcome != "ok" and entry.outcome not in BLAMELESS):
+            self.log.write(
+                "request", id=entry.request_id, key=entry.key, model=entry.model, outcome=entry.outcome,
+                status=entry.status, target=entry.target, seconds=entry.seconds, ttft_seconds=entry.ttft_seconds,
+                tried=[attempt.target for attempt in row.attempts],
+            )  # fmt: skip
         self.figures.request(row)
         if self.store is not None:
             self.store.add(row)
@@ -124,7 +134,9 @@ class Brain:
         if self.draining:
             return False
         now = self.now()
-        return bool(self.config.providers) or any(s.usable(now) for s in self.dispatcher.standings.values())
+        return bool(self.config.providers) or any(
+            s.usable(now) for s in self.dispatcher.fleet.standings.values()
+        )
 
     # ---- keys
 

@@ -90,11 +90,15 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """How much may run and wait. `max_concurrent` is a cap over the whole gateway, None for none."""
+    """How much may run and wait. `max_concurrent` is a cap over the whole gateway, None for none.
+
+    wait_seconds: for a replica to come back. busy_wait_seconds: for a free place at one that works.
+    """
 
     max_concurrent: int | None = None
     max_waiting: int = 1000
     wait_seconds: float = 15.0
+    busy_wait_seconds: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +163,8 @@ class GatewayConfig:
     workers: int = 1
     drain_seconds: float = 60.0
     max_body_bytes: int = 128 * 2**20
-    otlp_endpoint: str | None = None
+    log_requests: bool = False
     ca_file: str | None = None
-    local_gpu_usd_per_hour: float = 0.0
-    continue_streams: bool = False
     keys: tuple[KeyRule, ...] = ()
     models: tuple[ModelEntry, ...] = ()
     replicas: tuple[Replica, ...] = ()

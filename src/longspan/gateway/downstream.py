@@ -1,6 +1,7 @@
 """Connections from clients: parses requests, one at a time on each connection, and writes what it is given."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,6 +27,8 @@ class Handler(Protocol):
         """The client caught up."""
 
 
+# Method, target, headers, body, HTTP version, whether the connection may be kept.
+Request = tuple[bytes, bytes, list[Header], bytes, str, bool]
 Serve = Callable[["Downstream", bytes, bytes, list[Header], bytes], Handler | None]
 
 
@@ -36,35 +39,35 @@ class Downstream(asyncio.Protocol):
         serve: called with each whole request; returns its handler, or None if it was answered at once.
         max_body_bytes: larger bodies get 413.
         register: the set of live connections, for draining.
+        now: the loop's clock.
     """
 
     __slots__ = (
-        "_body", "_body_bytes", "_chunked", "_close", "_done", "_head_bytes", "_headers", "_keep", "_later", "_max",
-        "_parser", "_register", "_serve", "_url", "handler", "method", "paused", "transport", "version",
+        "_body", "_body_bytes", "_chunked", "_close", "_head_bytes", "_headers", "_keep", "_later", "_max",
+        "_now",
+        "_parser",
+        "_ready", "_register", "_serve", "_serving", "_url", "handler", "method", "paused", "touched", "transport", "version",
     )  # fmt: skip
 
-    def __init__(self, serve: Serve, max_body_bytes: int, register: set["Downstream"]) -> None:
+    def __init__(
+        self, serve: Serve, max_body_bytes: int, register: set["Downstream"], now: Callable[[], float]
+    ) -> None:
         self._serve = serve
         self._max = max_body_bytes
         self._register = register
+        self._now = now
+        self.touched = now()
         self.transport: asyncio.Transport | None = None
         self.handler: Handler | None = None
         self.paused = False
         self._later = b""
         self._close = False
-        self._chunked = False
-        self._renew()
-
-    def _renew(self) -> None:
+        self._chunked = self._serving = False
         self._parser = httptools.HttpRequestParser(self)
-        self._headers: list[Header] = []
-        self._url = b""
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._head_bytes = 0
-        self._done = self._keep = False
+        self._ready: deque[Request] = deque()
         self.method = b""
         self.version = "1.1"
+        self.on_message_begin()
 
     # ---- asyncio
 
@@ -96,6 +99,7 @@ class Downstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came. While a request is served, what follows it waits."""
+        self.touched = self._now()
         if self.handler is not None or self._close:
             self._later += data
             if len(self._later) > MAX_PIPELINED_BYTES:
@@ -111,19 +115,22 @@ class Downstream(asyncio.Protocol):
             if not self._close:  # our own refusals stop the parser too
                 self._refuse(400, b"Malformed HTTP request.")
         else:
-            if not self._done and not self._body_bytes and self._head_bytes > MAX_HEAD_BYTES + len(data):
+            if self._head_bytes > MAX_HEAD_BYTES + len(data) and not self._body_bytes and not self._ready:
                 self._refuse(431, b"Request head too large.")
-        if self._done and not self._close:
-            self._dispatch()
+        self._next()
 
-    def _dispatch(self) -> None:
-        self._done = False
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
-        self.version = self._parser.get_http_version()
-        self.method = self._parser.get_method()
-        self._close = not self._keep
-        self.handler = self._serve(self, self.method, self._url, self._headers, body)
+    def _next(self) -> None:
+        """Serves the next whole request, if there is one and nothing else is served."""
+        if self._serving:
+            return  # called by an answer that is given at once; the loop below goes on
+        self._serving = True
+        try:
+            while self._ready and not self._close and self.handler is None:
+                self.method, url, headers, body, self.version, keep = self._ready.popleft()
+                self._close = not keep
+                self.handler = self._serve(self, self.method, url, headers, body)
+        finally:
+            self._serving = False
 
     def _refuse(self, status: int, message: bytes) -> None:
         self._close = True
@@ -134,6 +141,14 @@ class Downstream(asyncio.Protocol):
         self.answer(status, [(b"content-type", b"application/json")], body)
 
     # ---- httptools
+
+    def on_message_begin(self) -> None:
+        """httptools: a request begins."""
+        self._url = b""
+        self._headers: list[Header] = []
+        self._body: list[bytes] = []
+        self._body_bytes = self._head_bytes = 0
+        self._keep = False
 
     def on_url(self, url: bytes) -> None:
         """httptools: a piece of the request target."""
@@ -163,11 +178,13 @@ class Downstream(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """httptools: a whole request. A second one in the same bytes waits for the answer to the first."""
-        if self._done or self.handler is not None:
-            self.abort()  # pipelining inside one segment: no client of today does it
-            return
-        self._done = True
+        """httptools: a whole request. Further ones in the same bytes wait for the answer to the first."""
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        parser = self._parser
+        request = (parser.get_method(), self._url, self._headers, body, parser.get_http_version(), self._keep)
+        self._ready.append(request)
+        self._body = []
+        self._body_bytes = self._head_bytes = 0
 
     # ---- answers
 
@@ -218,12 +235,13 @@ class Downstream(asyncio.Protocol):
     def finished(self) -> None:
         """The answer is written: the connection takes its next request."""
         self.handler = None
+        self.touched = self._now()
         if self.transport is None:
             return
         if self._close:
             self.transport.close()
             return
-        self._renew()
-        if self._later:
+        self._next()
+        if self._later and self.handler is None:
             later, self._later = self._later, b""
             self.data_received(later)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from longspan.gateway import affinity
 from longspan.gateway.config import PRIORITIES, GatewayConfig, KeyRule
 from longspan.gateway.dialect import PATHS, Dialect, dialect_of, error_body
-from longspan.gateway.request import BadBodyError, Body, read_body, session_of
+from longspan.gateway.request import BadBodyError, Body, read_body, session_of, state_of
 from longspan.gateway.ticket import Ask
 from longspan.gateway.wire import Header
 
@@ -18,6 +18,7 @@ ALSO_PASSED = frozenset(
 # These change the engine for everybody, so they are no business of a client's.
 NEVER_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _TRICKS = ("..", "//", "\\", "%2e", "%2f", "%5c", "%00", "%25")
+JSON: Header = (b"content-type", b"application/json")
 ANYONE = KeyRule("anyone", "")
 
 
@@ -75,7 +76,7 @@ def admit(
         body = read_body(dialect, known.get(b"content-type", b""), raw)
     except BadBodyError as error:
         return refusal(dialect, 400, "invalid_body", str(error))
-    model = config.resolve(body.model) if body.model else _only_model(config)
+    model = config.resolve(body.model) if body.model else _only_model(config, state_of(body, path))
     if model is None:
         if body.model:
             names = ", ".join(entry.name for entry in config.models) or "none"
@@ -84,11 +85,17 @@ def admit(
         return refusal(dialect, 400, "model_required", "Several models are served here: name one in `model`.")
     if key.models and model not in key.models:
         return refusal(dialect, 403, "model_forbidden", f"Key {key.name!r} may not use the model {model!r}.")
-    return Admitted(_ask(config, key, request, model, body, known), body, dialect)
+    return Admitted(_ask(config, key, request, model, body, known, path), body, dialect)
 
 
 def _ask(
-    config: GatewayConfig, key: KeyRule, request: int, model: str, body: Body, known: dict[bytes, bytes]
+    config: GatewayConfig,
+    key: KeyRule,
+    request: int,
+    model: str,
+    body: Body,
+    known: dict[bytes, bytes],
+    path: str,
 ) -> Ask:
     session_header = next(
         (known[n] for n in map(str.encode, config.routing.session_headers) if n in known), None
@@ -110,12 +117,14 @@ def _ask(
     ):
         prefix = affinity.prefix_keys(affinity.prompt_text(body.fields))
     session = session_of(body, session_header, mode)
+    state = state_of(body, path)
     tokens, most = body.prompt_tokens, body.max_tokens
-    return Ask(request, model, key.name, tokens, most, body.stream, local, priority, session, prefix)
+    return Ask(request, model, key.name, tokens, most, body.stream, local, priority, session, prefix, state)
 
 
-def _only_model(config: GatewayConfig) -> str | None:
-    return config.models[0].name if len(config.models) == 1 else None
+def _only_model(config: GatewayConfig, state: str) -> str | None:
+    """Where no model is named: the only one there is; for stored state its owner decides, and any name will do."""
+    return config.models[0].name if len(config.models) == 1 or (config.models and state) else None
 
 
 def refusal(dialect: Dialect, status: int, code: str, message: str) -> Answer:
@@ -126,12 +135,18 @@ def refusal(dialect: Dialect, status: int, code: str, message: str) -> Answer:
     return Answer(status, error_body(dialect, status, code, message), tuple(headers))
 
 
-def models_answer(config: GatewayConfig, key: KeyRule) -> bytes:
-    """The body of GET /v1/models: what is configured, whatever is up at the moment."""
+def models_answer(config: GatewayConfig, key: KeyRule, path: str) -> Answer:
+    """GET /v1/models and /v1/models/NAME: what is configured, whatever is up at the moment."""
     names = [name for entry in config.models for name in (entry.name, *entry.aliases)]
     names += [name for provider in config.providers for name in provider.models if name not in names]
     if key.models:
         names = [name for name in names if config.resolve(name) in key.models]
     unique = list(dict.fromkeys(names))
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "longspan"} for name in unique]
-    return json.dumps({"object": "list", "data": data}).encode()
+    wanted = path.removeprefix("/v1/models").removeprefix("/")
+    if not wanted:
+        return Answer(200, json.dumps({"object": "list", "data": data}).encode(), (JSON,))
+    for entry in data:
+        if entry["id"] == wanted:
+            return Answer(200, json.dumps(entry).encode(), (JSON,))
+    return refusal(dialect_of(path), 404, "model_not_found", f"The model {wanted!r} does not exist here.")

@@ -49,11 +49,12 @@ class Spending:
         """The price that a request may reach."""
         return price_usd(self.provider, prompt_tokens, max_tokens or ASSUMED_COMPLETION_TOKENS)
 
-    def allows(self, prompt_tokens: int, max_tokens: int) -> bool:
+    def allows(self, prompt_tokens: int, max_tokens: int, now: float) -> bool:
         """Whether one more such request stays under the cap."""
         cap = self.provider.spend_cap_usd_per_hour
         if cap is None:
             return True
+        self.forget(now)
         return self.spent_usd + self.reserved_usd + self.estimate(prompt_tokens, max_tokens) <= cap
 
     def reserve(self, prompt_tokens: int, max_tokens: int, now: float) -> float:

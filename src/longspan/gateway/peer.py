@@ -88,6 +88,10 @@ class RemoteLink:
         """Its first content came."""
         self._tell("content", request)
 
+    def own(self, request: int, state: str) -> None:
+        """Its answer has an id by which later requests ask for the same replica."""
+        self._tell("own", request, state)
+
     def failed(self, request: int, cause: str) -> None:
         """Its attempt failed before content."""
         self._tell("failed", request, cause)

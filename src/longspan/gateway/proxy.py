@@ -5,9 +5,10 @@ here awaits: everything is a callback of a connection or of the sweep.
 """
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
-from longspan.gateway.dialect import error_body, error_event
+from longspan.gateway.dialect import RESPONSES, error_body, error_event
 from longspan.gateway.front import Admitted
 from longspan.gateway.outside import allowed_body, price_usd
 from longspan.gateway.request import Body, rewrite
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from longspan.gateway.server import Gateway
 
 # An answer up to this size is held until it is whole, so that a cut one can still be retried.
+STATE_WITHIN_BYTES = 8192
+_RESPONSE_ID = re.compile(rb'"id": ?"([A-Za-z0-9_-]{1,128})"')
 MAX_BUFFERED_BYTES = 1024 * 1024
+# What a provider says about our account there; the client has nothing to do with it.
+PROVIDER_REFUSALS = frozenset({401, 402, 403, 407})
 JSON_HEADER: Header = (b"content-type", b"application/json")
 NO_RETRY: Header = (b"x-should-retry", b"false")
 
@@ -160,6 +165,7 @@ class Exchange:
                 self._client.more(out)
             else:
                 self._commit(now)
+                self._own_state(out[:STATE_WITHIN_BYTES])
                 self._client.start(self._status, self._client_headers(), out)
                 if self._client.paused:
                     self.client_full()
@@ -187,6 +193,13 @@ class Exchange:
             self._client.start(self._status, self._client_headers(), b"".join(self._buffer))
             self._buffer.clear()
 
+    def _own_state(self, beginning: bytes) -> None:
+        """A stored response lives in its replica: later requests that name it must go there."""
+        if self.dialect is RESPONSES and not self.outside:
+            found = _RESPONSE_ID.search(beginning)
+            if found is not None:
+                self._gateway.link.own(self.ask.id, found.group(1).decode("ascii", "replace"))
+
     def _commit(self, now: float) -> None:
         """The client sees this attempt from here on: no retry any more."""
         self._relaying = True
@@ -204,14 +217,20 @@ class Exchange:
         if self._relaying:
             self._end_ok()
             self._client.end()
-        elif self._status >= 500 or self._status == 429:
+        elif (
+            self._status >= 500 or self._status == 429 or (self.outside and self._status in PROVIDER_REFUSALS)
+        ):
             self._failure = (self._status, self._head, body)
+            if self.outside and self._status in PROVIDER_REFUSALS:  # about our key, not the client's
+                text = f"The provider {self.target} refused with HTTP {self._status}."
+                self._failure = (502, [JSON_HEADER], error_body(self.dialect, 502, "provider_refused", text))
             self._failed(f"status {self._status}")
         elif self._status == 200 and not body and self.dialect.generates:
             self._failed("early end")
         else:
             self.first_at = self._gateway.now()
             self._usage = usage_in_json(body) if self._status == 200 else None
+            self._own_state(body[:STATE_WITHIN_BYTES])
             headers = self._client_headers()
             self._end_ok()
             self._client.answer(self._status, headers, body)
@@ -260,7 +279,7 @@ class Exchange:
             self._end_error(code)
             self._client.abort()
             return
-        event = error_event(self.dialect, message, code, scanner.events, not self.outside or True)
+        event = error_event(self.dialect, message, code, scanner.events, retryable=True)
         self._end_error(code)
         self._client.end(event)
 
@@ -334,7 +353,7 @@ class Exchange:
 
     def _reject(self, action: Reject) -> None:
         self._drop()
-        headers = [NO_RETRY]
+        headers = [] if action.code == "rate_limit_exceeded" else [NO_RETRY]
         if action.retry_after_seconds is not None:
             headers.insert(0, (b"retry-after", b"%d" % max(1, round(action.retry_after_seconds + 0.49))))
         self._answer_error(action.status, action.code, action.message, headers)
@@ -363,8 +382,12 @@ class Exchange:
         headers = [item for item in self._head if item[0] not in NOT_TO_CLIENT]
         headers.append((b"x-request-id", self.request_id.encode()))
         headers.append((b"x-served-by", self.target.encode()))
-        if self.outside and self.reason:
-            headers.append((b"x-overflow-reason", self.reason.encode("ascii", "replace")))
+        if self.outside:
+            if self.reason:
+                headers.append((b"x-overflow-reason", self.reason.encode("ascii", "replace")))
+            cost = self._gateway.cost_text(self.target, self.ask, self._usage)
+            if cost:
+                headers.append((b"x-overflow-cost", cost))
         return headers
 
     def price(self, usage: Usage) -> float:

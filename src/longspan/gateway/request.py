@@ -7,7 +7,7 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
 
 from longspan.gateway import affinity
-from longspan.gateway.dialect import RESPONSES, Dialect
+from longspan.gateway.dialect import Dialect
 
 # Estimate of prompt tokens from bytes. English text has about four characters a token; a guess that usage corrects.
 BYTES_PER_TOKEN = 4
@@ -156,8 +156,9 @@ def session_of(body: Body, header: bytes | None, mode: str) -> int | None:
     return affinity.session_key(text[:1024]) if text else None
 
 
-def is_stateful(body: Body, dialect: Dialect) -> bool:
-    """Whether the request continues state that lives in one replica only."""
-    return (
-        dialect is RESPONSES and bool(body.fields) and bool((body.fields or {}).get("previous_response_id"))
-    )
+def state_of(body: Body, path: str) -> str:
+    """The stored response that a request continues, reads or deletes; it lives in one replica only."""
+    if path.startswith("/v1/responses/"):
+        return path.split("/")[3]
+    value = body.fields.get("previous_response_id") if body.fields and path == "/v1/responses" else None
+    return value if isinstance(value, str) else ""

@@ -4,16 +4,17 @@ import asyncio
 import os
 import ssl
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Protocol
 
 from longspan.gateway import front
 from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica
-from longspan.gateway.dialect import dialect_of
+from longspan.gateway.dialect import dialect_of, error_body
 from longspan.gateway.downstream import Downstream, Handler
 from longspan.gateway.ledger import Entry
 from longspan.gateway.log import Log
-from longspan.gateway.outside import ALLOWED_HEADERS
+from longspan.gateway.outside import ALLOWED_HEADERS, ASSUMED_COMPLETION_TOKENS, price_usd
 from longspan.gateway.proxy import JSON_HEADER, Exchange
 from longspan.gateway.sse import Usage
 from longspan.gateway.ticket import Action, Ask
@@ -21,6 +22,8 @@ from longspan.gateway.upstream import Pool
 from longspan.gateway.wire import NOT_TO_ENGINE, Header, connection_tokens, find
 
 SWEEP_SECONDS = 0.1
+# A client connection without a request, or that is slow to send one, is closed after this long.
+CLIENT_IDLE_SECONDS = 300.0
 # Request ids of workers: the worker's number stands above these bits.
 ID_BITS = 40
 
@@ -33,6 +36,9 @@ class Link(Protocol):
 
     def content(self, request: int) -> None:
         """Its first content came."""
+
+    def own(self, request: int, state: str) -> None:
+        """Its answer has this id, and its replica keeps it."""
 
     def failed(self, request: int, cause: str) -> None:
         """Its attempt failed before content."""
@@ -91,9 +97,28 @@ class Gateway:
 
     # ---- requests
 
+    def guarded(
+        self, client: Downstream, method: bytes, target: bytes, headers: list[Header], raw: bytes
+    ) -> Handler | None:
+        """`serve`, with our own bugs turned into a 500 that holds no permit."""
+        try:
+            return self.serve(client, method, target, headers, raw)
+        except Exception as error:  # noqa: BLE001 - the last line of defence of a process that must not stop
+            self.log.write(
+                "bug", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc(limit=-5)
+            )
+            exchange, client.handler = client.handler, None
+            if isinstance(exchange, Exchange):
+                exchange.client_lost()
+            body = error_body(
+                dialect_of(""), 500, "internal_error", "An error in the gateway itself; see its log."
+            )
+            client.answer(500, [JSON_HEADER], body)
+            return None
+
     def connection(self) -> Downstream:
         """A protocol for a new client."""
-        return Downstream(self.serve, self.config.max_body_bytes, self.clients)
+        return Downstream(self.guarded, self.config.max_body_bytes, self.clients, self.now)
 
     def act(self, action: Action) -> None:
         """Carries out a decision of the brain's."""
@@ -115,8 +140,8 @@ class Gateway:
             if key is None:
                 text = "No valid key. Send `Authorization: Bearer lsp_...`."
                 answer = front.refusal(dialect_of(path), 401, "invalid_api_key", text)
-            elif path == "/v1/models" and method in (b"GET", b"HEAD"):
-                answer = front.Answer(200, front.models_answer(self.config, key), (JSON_HEADER,))
+            elif path.startswith("/v1/models") and method in (b"GET", b"HEAD"):
+                answer = front.models_answer(self.config, key, path)
             else:
                 self._next_id += 1
                 admitted = front.admit(self.config, key, self._next_id, path, known, raw)
@@ -174,6 +199,17 @@ class Gateway:
         provider = self.providers.get(upstream)
         return provider.models.get(model) if provider is not None else self._upstream_models.get(upstream)
 
+    def cost_text(self, name: str, ask: Ask, usage: Usage | None) -> bytes:
+        """`x-overflow-cost`: the price once usage is known, else the most that was set aside; nothing if free."""
+        provider = self.providers.get(name)
+        if provider is None:
+            return b""
+        if usage is not None:
+            usd = price_usd(provider, usage.get("prompt", 0), usage.get("completion", 0))
+            return b"%.6f USD" % usd if usd else b""
+        usd = price_usd(provider, ask.prompt_tokens, ask.max_tokens or ASSUMED_COMPLETION_TOKENS)
+        return b"about %.6f USD" % usd if usd else b""
+
     def over(self, exchange: Exchange, outcome: str, status: int, usage: Usage) -> None:
         """A request ended, in whatever way: tells the brain once, with what is to be accounted."""
         ask = exchange.ask
@@ -183,7 +219,7 @@ class Gateway:
         entry = Entry(
             exchange.request_id, ask.key, ask.model, exchange.target, exchange.outside, outcome, status, ask.stream,
             time.time() - seconds, round(seconds, 4),
-            round(exchange.first_at - exchange.started, 4) if exchange.first_at else None,
+            round(exchange.first_at - exchange.started, 4) if exchange.first_at and ask.stream else None,
             usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0), exchange.price(usage),
             exchange.reason,
         )  # fmt: skip
@@ -193,6 +229,7 @@ class Gateway:
 
     async def run_clock(self) -> None:
         """Sweeps deadlines and idle connections."""
+        next_idle = 0.0
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self.now()
@@ -203,6 +240,12 @@ class Gateway:
                 exchange.sweep(now)
             for pool in self.pools.values():
                 pool.sweep()
+            if now > next_idle:
+                next_idle = now + 5.0
+                for client in [
+                    c for c in self.clients if c.handler is None and now - c.touched > CLIENT_IDLE_SECONDS
+                ]:
+                    client.close_after()
 
     async def drain(self, seconds: float) -> None:
         """Lets running requests finish, up to `seconds`; then cuts what is left."""

@@ -92,14 +92,16 @@ def listener_tls(config: GatewayConfig, directory: Path) -> ssl.SSLContext | Non
 
 
 async def watch_file(
-    path: Path, poke: asyncio.Event, apply: Callable[[GatewayConfig], None], log: Log
+    path: Path, seen: object, poke: asyncio.Event, apply: Callable[[GatewayConfig], None], log: Log
 ) -> None:
-    """Reads the file when it changes or on SIGHUP; a bad one is refused, and the old one stays in use."""
-    seen = _stamp(path)
+    """Reads the file when it changes or on SIGHUP; a bad one is refused, and the old one stays in use.
+
+    seen: `stamp_of` the file just before it was read the first time.
+    """
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(poke.wait(), RELOAD_SECONDS)
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         if not poke.is_set() and stamp == seen:
             continue
         if poke.is_set():
@@ -114,7 +116,7 @@ async def watch_file(
             log.write("config_refused", path=str(path), reason=str(error))
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
     """Changes when the file does; also when it is replaced within one clock tick."""
     try:
         stat = path.stat()

@@ -11,6 +11,8 @@ SMOOTHING = (
     0.3  # weight of the newest sample in every moving average; a guess, the last few requests dominate
 )
 SCRAPE_FRESH_SECONDS = 4.0
+# Without metrics only our own streams show progress, and a lone long prefill shows none: convict later. A guess.
+BLIND_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,24 @@ class Standing:
         self.joined = now
         self.load: EngineLoad | None = None
         self.load_at = -1e9
+        self.load_trusted = False
         self.foreign = 0.0
-        self.capacity: float | None = float(replica.max_running) if replica.max_running else None
+        self.capacity: float | None = None
         self.service_seconds: float | None = None
         self.ttft_seconds: float | None = None
         self.prefill_rate: float | None = None
         self.requests = 0
         self.failures = 0
+
+    def take(self, replica: Replica, now: float) -> None:
+        """A new configuration of the same replica."""
+        if self.replica.state != "ready" and replica.state == "ready":
+            self.joined = now
+        if replica.max_running:
+            self.capacity = float(replica.max_running)
+        elif self.replica.max_running:
+            self.capacity = None
+        self.replica = replica
 
     @property
     def name(self) -> str:
@@ -133,11 +146,21 @@ class Standing:
         """A request goes out to it."""
         if not self.flight:
             self.moved_at = now
+        room = self.capacity is None or len(self.flight) + self.foreign < self.capacity
+        ticket.attempts[-1].began = now if room else None
         self.flight[ticket.ask.id] = ticket
         self.pending[ticket.ask.id] = ticket
         self.pending_tokens += ticket.ask.prompt_tokens
         self.requests += 1
         self.breaker.sent()
+
+    def adopt(self, ticket: Ticket) -> None:
+        """A request that was sent to a replica of this name before this state began."""
+        if ticket.ask.id not in self.flight:
+            self.flight[ticket.ask.id] = ticket
+            if ticket.attempts[-1].first is None:
+                self.pending[ticket.ask.id] = ticket
+                self.pending_tokens += ticket.ask.prompt_tokens
 
     def content(self, ticket: Ticket, now: float) -> None:
         """The first content of a request came."""
@@ -145,22 +168,34 @@ class Standing:
         if self.pending.pop(ticket.ask.id, None) is None:
             return
         self.pending_tokens -= ticket.ask.prompt_tokens
+        if not ticket.attempts:
+            return
         attempt = ticket.attempts[-1]
         attempt.first = now
-        took = now - attempt.sent
+        flowing = len(self.flight) - len(self.pending)
+        if self.capacity is not None and not self.replica.max_running and flowing > self.capacity:
+            self.capacity = float(flowing)
+        if attempt.began is None:
+            return  # it waited in the engine, nobody knows how long
+        took = now - attempt.began
         self.ttft_seconds = _blend(self.ttft_seconds, took)
         if ticket.ask.prompt_tokens >= 256 and took > 0:
             self.prefill_rate = _blend(self.prefill_rate, ticket.ask.prompt_tokens / took)
 
     def left(self, ticket: Ticket, now: float, served: bool) -> None:
         """A request is off its hands. `served`: it came to its end, so its time teaches the service time."""
+        next_up = self.queued()
         self.flight.pop(ticket.ask.id, None)
         if self.pending.pop(ticket.ask.id, None) is not None:
             self.pending_tokens -= ticket.ask.prompt_tokens
+        for waiting in next_up:  # the engine starts the first of its queue now
+            if waiting is not ticket and waiting.attempts[-1].began is None:
+                waiting.attempts[-1].began = now
+                break
         if not served or not ticket.attempts:
             return
         attempt = ticket.attempts[-1]
-        began = attempt.first if attempt.first is not None else attempt.sent
+        began = attempt.first or attempt.began or attempt.sent
         self.service_seconds = _blend(self.service_seconds, max(0.001, now - began))
 
     def scraped(self, load: EngineLoad, now: float) -> None:
@@ -169,38 +204,54 @@ class Standing:
         if moved and load.progress:
             self.moved_at = max(self.moved_at, now)
         self.load, self.load_at = load, now
-        self.foreign = max(0.0, load.running + load.waiting - len(self.flight))
-        if self.replica.max_running:
+        told = load.running + load.waiting
+        self.foreign = max(0.0, told - len(self.flight))
+        # Gauges lag 3 to 18 s (vllm#49538); ones that know fewer than half of our requests are not believed.
+        self.load_trusted = told * 2 >= len(self.flight)
+        if self.replica.max_running or not self.load_trusted:
             return
         if load.waiting > 0:
-            self.capacity = max(1.0, load.running)
+            self._set_capacity(max(1.0, load.running))
         elif self.capacity is not None and load.running + 1 >= self.capacity:
             self.capacity = max(self.capacity, load.running) * 1.5 + 1
 
+    def _set_capacity(self, capacity: float) -> None:
+        unknown, self.capacity = self.capacity is None, capacity
+        if unknown:
+            for ticket in self.queued():
+                ticket.attempts[-1].began = None  # they wait, as it turns out
+
+    def failed_with(self, cause: str) -> None:
+        """An attempt failed: dead at once if nobody listens; given too much if connections break under load."""
+        if cause == "connect":
+            self.alive = False
+        if cause == "reset" and self.capacity is None and len(self.flight) > 8:
+            self.capacity = float(len(self.flight) // 2)
+
     def infer_capacity(self, now: float) -> None:
         """Without fresh metrics: streams that flow while others wait far beyond the usual show what runs at once."""
-        if self.replica.max_running or now - self.load_at < SCRAPE_FRESH_SECONDS or not self.pending:
+        fresh = self.load_trusted and now - self.load_at < SCRAPE_FRESH_SECONDS
+        if self.replica.max_running or fresh or not self.pending:
             return
         flowing = sum(ticket.ask.stream for ticket in self.flight.values()) - len(self.pending)
         oldest = next(iter(self.pending.values()))
-        if (
-            flowing > 0
-            and oldest.attempts
-            and now - oldest.attempts[-1].sent > max(1.0, 4 * (self.ttft_seconds or 0))
-        ):
-            self.capacity = float(flowing)
+        usual = self.ttft_seconds or 0.0
+        if self.prefill_rate:
+            usual = max(usual, self.pending_tokens / self.prefill_rate)
+        if flowing > 0 and now - oldest.attempts[-1].sent > max(1.0, 4 * usual):
+            self._set_capacity(float(flowing))
 
     def silence(self, now: float, health: Health) -> None:
         """Suspicion moves traffic, conviction moves requests: work outstanding and nothing moves."""
         waited = now - self.moved_at if self.flight else 0.0
-        silent_streams = any(ticket.ask.stream for ticket in self.flight.values())
-        counted = self.load is not None and now - self.load_at < max(
-            SCRAPE_FRESH_SECONDS, health.stall_seconds
-        )
-        watched = silent_streams or counted
-        self.suspect = watched and waited >= health.suspect_seconds
-        if watched and waited >= health.stall_seconds:
-            self.stalled = True
+        if self.load is not None:
+            limit = health.stall_seconds
+        elif any(ticket.ask.stream for ticket in self.flight.values()):
+            limit = health.stall_seconds * BLIND_FACTOR
+        else:
+            return
+        self.suspect = waited >= health.suspect_seconds * limit / health.stall_seconds
+        self.stalled = self.stalled or waited >= limit
 
 
 def _blend(old: float | None, new: float) -> float:

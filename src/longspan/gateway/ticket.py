@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 
 class Ask(NamedTuple):
-    """A request as far as routing needs it. Token counts are estimates until the engine's usage is known."""
+    """A request as far as routing needs it. Token counts are estimates until the engine's usage is known.
+
+    state: the id of a stored response that it continues, which lives in one replica.
+    """
 
     id: int
     model: str
@@ -20,11 +23,15 @@ class Ask(NamedTuple):
     priority: str = "normal"
     session: int | None = None
     prefix: tuple[int, ...] = ()
+    state: str = ""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One sending of a request to one upstream, kept for `gateway why`."""
+    """One sending of a request to one upstream, kept for `gateway why`.
+
+    began: when the engine began with it as far as we can tell; None while it waits in the engine's own queue.
+    """
 
     target: str
     outside: bool
@@ -32,6 +39,7 @@ class Attempt:
     predicted_seconds: float
     reason: str = ""
     first: float | None = None
+    began: float | None = None
     cause: str = ""
     candidates: dict[str, float] = field(default_factory=dict)
 
@@ -52,7 +60,6 @@ class Ticket:
     attempts: list[Attempt] = field(default_factory=list)
     retried_same: bool = False
     limited: bool = False
-    overflowed: str = ""
     reserved_usd: float = 0.0
 
 

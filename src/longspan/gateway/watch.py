@@ -74,7 +74,7 @@ class Watch:
             except (OSError, TimeoutError):
                 pass
             self._perform(self._dispatcher.probed(name, ok, refused, self._loop.time()))
-            standing = self._dispatcher.standings.get(name)
+            standing = self._dispatcher.fleet.standings.get(name)
             dead = standing is not None and standing.alive is False
             await asyncio.sleep(
                 min(DEAD_PROBE_SECONDS, health.interval_seconds) if dead else health.interval_seconds
@@ -97,7 +97,7 @@ class Watch:
         """While a replica is stalled: one token of our own; an answer is the only proof that it works again."""
         while True:
             await asyncio.sleep(CANARY_SECONDS)
-            standing = self._dispatcher.standings.get(name)
+            standing = self._dispatcher.fleet.standings.get(name)
             if standing is None or not standing.stalled:
                 continue
             model = standing.replica.upstream_model or standing.replica.model

@@ -102,9 +102,8 @@ class Workers:
         elif kind == "log":
             self._log.write(rest[0], worker=number, **rest[1])
         else:
-            getattr(
-                self.brain, {"content": "content", "failed": "failed", "slow": "slow", "moved": "moved"}[kind]
-            )(*rest)
+            assert kind in ("content", "own", "failed", "slow", "moved")
+            getattr(self.brain, kind)(*rest)
 
     def _lost(self, number: int) -> None:
         """A worker is gone: its clients are, too."""

@@ -29,6 +29,7 @@ DECIDERS: dict[str, Decider] = {
     "node_no_gpu": ray.node_no_gpu,
     "placement": ray.placement,
     "worker_exit": memory.worker_exit,
+    "host_alloc": memory.host_alloc,
     "oom_victim": memory.oom_victim,
     "no_space": memory.no_space,
     "cuda_oom": memory.cuda_oom,

@@ -27,6 +27,18 @@ def worker_exit(event: Event, rule: Rule, scene: Scene) -> Guess:
     return Guess("worker-killed", rule.weight, rule.also, f"exit code {code}" if code else "")
 
 
+def host_alloc(event: Event, rule: Rule, scene: Scene) -> Guess:
+    """A safetensors header asks for as many bytes as its first eight say: of a git-lfs pointer that is more than any machine has."""
+    if "frame-header" in scene.frames_above(event):
+        return Guess(
+            "weights-corrupt",
+            0.9,
+            ("oom-host-ram",),
+            "the header of a weight file gives an impossible length",
+        )
+    return Guess(rule.cause, rule.weight, rule.also)
+
+
 _OURS = re.compile(r"(?i)vllm|ray|python|pt_main|engine|worker|sglang|nccl|load|uvicorn")
 
 

@@ -74,7 +74,11 @@ def store_address(event: Event, rule: Rule, scene: Scene) -> Guess:
 
 def watchdog(event: Event, rule: Rule, scene: Scene) -> Guess:
     """Compares the sequence numbers of all ranks."""
-    result = compare(works_of(e.hit for e in scene.of("nccl-watchdog", "nccl-watchdog-seq")), scene.world())
+    if scene.comparison is None:
+        scene.comparison = compare(
+            works_of(e.hit for e in scene.of("nccl-watchdog", "nccl-watchdog-seq")), scene.world()
+        )
+    result = scene.comparison
     if result.verdict == "desync":
         return Guess("collective-desync", 0.88, ("collective-hang",), f"ranks differ in {result.differing}")
     died = [

@@ -39,7 +39,7 @@ RULES: tuple[Rule, ...] = (
         source="https://slurm.schedmd.com/slurm.conf.html",
     ),
     Rule(
-        id="host-alloc", cause="oom-host-ram", words="defaultcpuallocator bad_alloc memoryerror allocate mmap malloc", weight=0.85,
+        id="host-alloc", cause="oom-host-ram", decide="host_alloc", also=("weights-corrupt",), words="defaultcpuallocator bad_alloc memoryerror allocate mmap malloc", weight=0.85,
         pattern=r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc|^(?:\S+ )*MemoryError\b|OSError: \[Errno 12\]"
         r"|(?:fork|clone|mmap|unable to mmap)\b.{0,80}Cannot allocate memory|numpy\S*_ArrayMemoryError",
         example="RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "

@@ -211,6 +211,11 @@ MARKS: tuple[Mark, ...] = (
         pattern=r"/shared_memory\.py\"|/shm_broadcast\.py\"|SharedMemory\(",
         example='  File "/usr/lib/python3.11/multiprocessing/shared_memory.py", line 104, in __init__',
     ),
+    Mark(
+        id="frame-header", means="frame-header", words="parse_safetensors_file_metadata get_safetensors_params_metadata length_of_metadata safe_open",
+        pattern=r", in (?:parse_safetensors_file_metadata|get_safetensors_params_metadata)\b|f\.read\(length_of_metadata\)",
+        example='  File "/opt/vllm/transformers_utils/repo_utils.py", line 88, in parse_safetensors_file_metadata',
+    ),
     # What follows is told and borne: a side service that is done without.
     Mark(
         id="tolerated", means="tolerated", words="metrics ignored usage telemetry",

@@ -100,7 +100,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="path-not-found", cause="model-path-missing", decide="model_path", words="directory config weights named format", weight=0.8, launch_only=True,
         pattern=r"(?:FileNotFoundError|OSError): .*No such file or directory: ?['\"](?!/dev/shm|/tmp)\S*(?:model|config\.json|safetensors|tokenizer|/hub/|weights)\S*"
-        r"|/\S+ does not appear to have a file named|Cannot find any model weights with `?/|Error no file named .{0,80}found in directory|No supported config format found|config\.json.{0,60}(?:not found|does not exist)",
+        r"|/\S+ does not appear to have a file named|Cannot find any model weights with|Error no file named .{0,80}found in directory|No supported config format found|config\.json.{0,60}(?:not found|does not exist)",
         example="OSError: /models/llama does not appear to have a file named config.json.",
         source="https://github.com/gpustack/gpustack/issues/815",
     ),

@@ -1,0 +1,299 @@
+"""The whole process: relays, keys, reload, ports, drain. Real sockets, stub engines."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.conftest import KEY, Running, start_gateway, stop
+from gateway.stub_engine import StubEngine
+from longspan.gateway import store
+from longspan.gateway.ledger import explain
+
+Make = Callable[..., Running]
+
+
+def call(
+    gateway: Running,
+    path: str,
+    body: Any = None,
+    method: str | None = None,
+    key: str | None = KEY,
+    **headers: str,
+) -> tuple[int, dict[str, str], bytes]:
+    """One request on its own connection."""
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=60)
+    sent = {
+        "content-type": "application/json",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    if key is not None:
+        sent["authorization"] = f"Bearer {key}"
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path, data, sent)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def chat(words: str = "", stream: bool = False, **fields: Any) -> dict[str, Any]:
+    """A chat request."""
+    return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": words}], **fields}
+
+
+def eventually(check: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether it becomes true; the limit only ends a broken test."""
+    end = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_answers_pass_and_say_who_answered(gateway: Make, engines: list[StubEngine]) -> None:
+    """Status, body and headers are the engine's; ours are added; the alias becomes the model's name."""
+    running = gateway()
+    status, headers, body = call(
+        running, "/v1/chat/completions", chat(model="demo", x_unknown=[1, None]), x_request_id="my-id"
+    )
+    assert status == 200
+    assert json.loads(body)["choices"][0]["message"]["content"].startswith("w0 w1")
+    assert headers["x-served-by"] == headers["x-engine"]
+    assert headers["x-request-id"] == "my-id"
+    (seen,) = [item for engine in engines for item in engine.seen]
+    assert seen["body"]["model"] == "m"
+    assert seen["body"]["x_unknown"] == [1, None]
+    assert "Authorization" not in seen["headers"]
+
+
+def test_streams_pass_byte_for_byte(gateway: Make) -> None:
+    """A stream ends in [DONE], without the usage chunk that only the gateway wanted."""
+    status, headers, body = call(gateway(), "/v1/chat/completions", chat("tokens=20", stream=True))
+    assert status == 200
+    assert headers["content-type"] == "text/event-stream"
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert body.count(b'"content": "w') == 20
+    assert b'"usage"' not in body
+
+
+def test_a_cut_stream_ends_in_an_error_event(gateway: Make) -> None:
+    """tokens_delivered and retryable tell the client what it has; there is no [DONE]."""
+    _, _, body = call(gateway(), "/v1/chat/completions", chat("tokens=9 die=4", stream=True))
+    error = json.loads(body.strip().split(b"data: ")[-1])["error"]
+    assert (error["tokens_delivered"], error["retryable"]) == (4, True)
+    assert b"[DONE]" not in body
+
+
+def test_every_other_endpoint_passes(gateway: Make) -> None:
+    """Embeddings, and audio as a form whose model has an alias."""
+    running = gateway()
+    status, _, body = call(running, "/v1/embeddings", {"model": "m", "input": "x"})
+    assert (status, json.loads(body)["data"][0]["embedding"]) == (200, [0.5, 1.0])
+    form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\ndemo\r\n--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x00\x01\r\n--b--\r\n'
+    status, _, body = call(
+        running, "/v1/audio/transcriptions", form, content_type="multipart/form-data; boundary=b"
+    )
+    assert (status, json.loads(body)) == (200, {"text": "heard", "bytes": len(form) - 3})
+
+
+@pytest.mark.parametrize("key", [None, "wrong", ""])
+def test_without_a_good_key_nobody_is_asked(
+    gateway: Make, engines: list[StubEngine], key: str | None
+) -> None:
+    """401 in the client's own error shape, and no engine sees the request."""
+    running = gateway()
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        status, headers, body = call(running, path, chat(), key=key)
+        assert status == 401
+        assert json.loads(body)["error"]["message"]
+        assert headers["www-authenticate"] == "Bearer"
+    assert not any(engine.seen for engine in engines)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", b"{not json", 400), ("/v1/chat/completions", b"[]", 400),
+        ("/v1/chat/completions", b'{"model": "other"}', 404), ("/nothing", b"{}", 404), ("/v1/../metrics", b"{}", 400),
+        ("/v1/%2e%2e/metrics", b"{}", 400), ("/v1/load_lora_adapter", b"{}", 403), ("/v1/models/none", None, 404),
+    ],
+)  # fmt: skip
+def test_bad_requests_end_here(
+    gateway: Make, engines: list[StubEngine], path: str, body: bytes | None, status: int
+) -> None:
+    """Each gets its status and an error that says why; engines are not bothered."""
+    answer, headers, text = call(gateway(), path, body)
+    assert answer == status
+    assert json.loads(text)["error"]["message"]
+    assert headers["x-should-retry"] == "false"
+    assert not any(engine.seen for engine in engines)
+
+
+def test_models_are_those_of_the_configuration(gateway: Make) -> None:
+    """The list needs no engine; one model can be asked for by name."""
+    running = gateway()
+    _, _, body = call(running, "/v1/models")
+    assert [model["id"] for model in json.loads(body)["data"]] == ["m", "demo"]
+    assert json.loads(call(running, "/v1/models/demo")[2])["id"] == "demo"
+
+
+def test_no_engine_at_all_is_a_503_with_words(gateway: Make) -> None:
+    """The reason from the configuration reaches the client."""
+    text = "[queue]\nwait_seconds = 0.2\n"
+    running = gateway(text)
+    file = running.path.read_text()
+    running.path.write_text(
+        file.replace('model = "m"\n', 'model = "m"\nstate = "out"\nreason = "rank 1 is gone"\n')
+    )
+    assert eventually(lambda: any(line["event"] == "config_loaded" for line in running.log()))
+    status, headers, body = call(running, "/v1/chat/completions", chat())
+    assert status == 503
+    assert "rank 1 is gone" in json.loads(body)["error"]["message"]
+    assert int(headers["retry-after"]) >= 1
+    assert call(running, "/ready", key=None)[0] == 503
+    assert call(running, "/health", key=None)[0] == 200
+
+
+def test_a_bad_file_is_refused_and_a_good_one_taken(gateway: Make) -> None:
+    """Hot reload, by change of the file and by SIGHUP; what is wrong stands in the log."""
+    running = gateway()
+    good = running.path.read_text()
+    running.path.write_text(good + "lisen = 1\n")
+    assert eventually(lambda: any(line["event"] == "config_refused" for line in running.log()))
+    assert "lisen" in next(line["reason"] for line in running.log() if line["event"] == "config_refused")
+    assert call(running, "/v1/chat/completions", chat())[0] == 200
+    new = running.path.with_suffix(".new")
+    new.write_text(good.replace('aliases = ["demo"]', 'aliases = ["fresh"]'))
+    new.replace(running.path)
+    assert eventually(lambda: call(running, "/v1/models/fresh")[0] == 200)
+    before = len(running.log())
+    running.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: any(line["event"] == "config_loaded" for line in running.log()[before:]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_taken_port_is_named_with_its_holder(tmp_path: Path, workers: int) -> None:
+    """Also with SO_REUSEPORT on both sides, where the kernel would let two share silently."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        process = start_gateway(
+            tmp_path, f'listen = "127.0.0.1:{port}"\nworkers = {workers}\n[[models]]\nname = "m"\n'
+        )
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 14
+    assert f"process {os.getpid()}" in errors
+    assert "Traceback" not in errors
+
+
+def test_beyond_loopback_a_key_is_asked_for(tmp_path: Path) -> None:
+    """An open gateway on all interfaces does not start."""
+    process = start_gateway(tmp_path, 'listen = "0.0.0.0:0"\n[[models]]\nname = "m"\n')
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 50
+    assert "without any key" in errors
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_finishes_streams(gateway: Make, engines: list[StubEngine], workers: int) -> None:
+    """A running stream ends in [DONE], the process ends with 0, and no worker stays behind."""
+    running = gateway(top=f"workers = {workers}\n")
+    connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=60)
+    body = json.dumps(chat("tokens=30 gap=0.05", stream=True))
+    connection.request("POST", "/v1/chat/completions", body, {"authorization": f"Bearer {KEY}"})
+    answer = connection.getresponse()
+    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    assert len(children) == (workers if workers > 1 else 0)
+    running.process.terminate()
+    assert answer.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+    assert running.process.wait(timeout=30) == 0
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_a_client_that_leaves_frees_the_engine(gateway: Make, engines: list[StubEngine]) -> None:
+    """The upstream request is cancelled, in a stream and before an answer."""
+    running = gateway()
+    for stream in (True, False):
+        left = sum(engine.left for engine in engines)
+        connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=60)
+        body = json.dumps(chat("tokens=1000 gap=0.05", stream=stream))
+        connection.request("POST", "/v1/chat/completions", body, {"authorization": f"Bearer {KEY}"})
+        assert eventually(lambda: any(engine.active for engine in engines))
+        connection.close()
+        assert eventually(lambda left=left: sum(engine.left for engine in engines) == left + 1)
+
+
+def test_the_ledger_explains_a_request(gateway: Make) -> None:
+    """`why`: attempts, predictions, tokens; nothing of the prompt or the key is in the file."""
+    running = gateway()
+    call(running, "/v1/chat/completions", chat("secret-words tokens=3", stream=True), x_request_id="r-1")
+    call(running, "/v1/chat/completions", chat("tokens=2 die=0", stream=True), x_request_id="r-2")
+    assert eventually(lambda: store.find_request(running.ledger, "r-2") is not None)
+    row = store.find_request(running.ledger, "r-1")
+    assert row is not None
+    assert (row.entry.prompt_tokens, row.entry.completion_tokens, row.entry.outcome) == (7, 3, "ok")
+    assert any(line.startswith("attempt 1: replica e") for line in explain(row))
+    failed = store.find_request(running.ledger, "r-2")
+    assert failed is not None
+    assert {attempt.target for attempt in failed.attempts} == {"e0", "e1"}
+    stop(running.process)
+    for file in running.path.parent.glob("*"):
+        if file.name != "gateway.toml":
+            assert b"secret-words" not in file.read_bytes()
+            assert KEY.encode() not in file.read_bytes()
+
+
+def test_http_1_0_and_pipelined_clients(gateway: Make) -> None:
+    """An old client gets a closed connection instead of chunks; requests sent ahead are answered in order."""
+    running = gateway()
+    host, port = running.url.removeprefix("http://").split(":")
+    body = json.dumps(chat("tokens=3", stream=True)).encode()
+    head = f"authorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.0\r\n" + head + body)
+        data = b""
+        while more := sock.recv(65536):
+            data += more
+    assert b"transfer-encoding" not in data
+    assert data.endswith(b"data: [DONE]\n\n")
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + head + body)
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        data = b""
+        while more := sock.recv(65536):
+            data += more
+    assert data.count(b"HTTP/1.1 200") == 2
+    assert data.index(b"[DONE]") < data.index(b'"alive"')
+
+
+def test_a_certificate_serves_tls(gateway: Make, tmp_path: Path) -> None:
+    """The listener speaks TLS with the configured certificate."""
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "k.pem", "-out", "c.pem", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        cwd=tmp_path, capture_output=True, check=False,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip("openssl is not there to make a certificate")
+    import ssl
+
+    running = gateway('[tls]\ncert_file = "c.pem"\nkey_file = "k.pem"\n')
+    context = ssl.create_default_context(cafile=str(tmp_path / "c.pem"))
+    connection = http.client.HTTPSConnection(running.url.removeprefix("http://"), context=context, timeout=60)
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    connection.close()
