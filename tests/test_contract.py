@@ -49,6 +49,7 @@ IO_MODULES = {
     "launch.prover",
     "launch.reference",
     "cli.*",
+    "cluster.probe",
     "model.fetch",
     "gateway.__main__",
     "gateway.admin",
@@ -66,6 +67,8 @@ IO_MODULES = {
     "gateway.upstream",
     "gateway.watch",
     "gateway.workers",
+    "doctor.bundle",
+    "doctor.live",
 }
 IMPURE_IMPORTS = {
     "ray", "vllm", "torch", "transformers", "aiohttp", "httptools", "uvloop", "asyncio", "subprocess",

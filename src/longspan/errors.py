@@ -128,7 +128,31 @@ class CalibrationError(LongspanError):
     exit_code = 31
 
 
+class PlanFileError(LongspanError):
+    """A saved plan cannot be read."""
+
+    exit_code = 40
+
+
+class NoPlanError(LongspanError):
+    """No layout of the model works on the cluster."""
+
+    exit_code = 41
+
+
+class ProbeError(LongspanError):
+    """What a node printed about its GPUs or network cannot be read."""
+
+    exit_code = 42
+
+
 class LogUnreadableError(LongspanError):
     """A log that the doctor should read does not exist or may not be read."""
 
     exit_code = 60
+
+
+class BundleError(LongspanError):
+    """The doctor's archive cannot be written."""
+
+    exit_code = 61

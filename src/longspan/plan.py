@@ -140,3 +140,62 @@ class Rejection:
 
     def __str__(self) -> str:
         return f"{self.why} vLLM says: {self.message}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank's GPU: the node's name and the index there."""
+
+    node: str
+    gpu: int
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One vLLM engine group of a plan.
+
+    Args:
+        name: unique in the plan, `r0`, `r1`, ...
+        layout: its split. places: the GPU of every rank in vLLM's order: data-parallel groups, then stages, then TP.
+        executor: `ray` or `mp`; `uni` for a single GPU. max_model_len, max_num_seqs: as given to vLLM; 0 leaves its default.
+        arguments: further words of `vllm serve`, such as `--enable-expert-parallel`.
+        environment: variables of every rank, such as `VLLM_PP_LAYER_PARTITION`.
+    """
+
+    name: str
+    layout: Layout
+    places: tuple[Place, ...]
+    executor: str = "ray"
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes it stands on, in rank order."""
+        return tuple(dict.fromkeys(place.node for place in self.places))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model's replicas on named GPUs, with what they are expected to do.
+
+    Args:
+        model: the name given to vLLM. replicas: all engine groups. vllm_version: the version it was made for.
+        environment: variables by node that differ from node to node, such as the network interface.
+        estimates: by name: `output_tokens_per_second`, `ttft_p95_seconds`, ... of all replicas together.
+        notes: what a person should know before using it.
+    """
+
+    model: str
+    replicas: tuple[Replica, ...]
+    vllm_version: str = ""
+    environment: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    estimates: tuple[tuple[str, Estimate], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs in use."""
+        return sum(len(replica.places) for replica in self.replicas)

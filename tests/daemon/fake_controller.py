@@ -12,10 +12,12 @@ from typing import Any
 from aiohttp import web
 from real import TIMEOUT_SECONDS, environment
 
+# A long lease, so that a slow machine does not end it; SIGUSR1 makes it short once a test has got so far.
 AGENT = """
-import asyncio, json, sys
+import asyncio, json, signal, sys
 from longspan.daemon import agent
-agent.LEASE_SECONDS = float(sys.argv[1])
+agent.LEASE_SECONDS = 600
+signal.signal(signal.SIGUSR1, lambda *_: setattr(agent, "LEASE_SECONDS", 0.5))
 config = agent.AgentConfig(**json.load(sys.stdin))
 asyncio.run(agent.Agent(config).run())
 """
@@ -98,9 +100,7 @@ async def fake_controller() -> AsyncIterator[FakeController]:
 
 
 @contextlib.asynccontextmanager
-async def agent(
-    controller: FakeController, home: Path, *, lease_seconds: float = 600
-) -> AsyncIterator[asyncio.subprocess.Process]:
+async def agent(controller: FakeController, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """The agent "a" in the foreground; killed at the end if it still runs."""
     config = {
         "name": "a", "controller_url": controller.url, "key": "the-key", "mark": "mark-a", "run_dir": str(home / "run"),
@@ -109,7 +109,7 @@ async def agent(
     (home / "run").mkdir(exist_ok=True)
     (home / "logs").mkdir(exist_ok=True)
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", AGENT, str(lease_seconds), env=environment(home), stdin=asyncio.subprocess.PIPE
+        sys.executable, "-c", AGENT, env=environment(home), stdin=asyncio.subprocess.PIPE
     )
     assert child.stdin is not None
     child.stdin.write(json.dumps(config).encode())
@@ -125,7 +125,7 @@ async def agent(
 async def until(what: Callable[[], Any]) -> Any:
     """The first true value of `what`."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not (found := what()):
+        while not (found := what()):  # noqa: ASYNC110 - what is waited for is another process's doing
             await asyncio.sleep(0.02)
     return found
 

@@ -86,10 +86,9 @@ def test_the_end_of_everything(tmp_path: Path, why: str) -> None:
     """Told to, without its controller for a lease, replaced, or signalled: all processes end, then the agent; files go."""
 
     async def test() -> None:
-        lease_seconds = 1.0 if why == "lease" else 600
         async with (
             fake_controller() as controller,
-            agent(controller, tmp_path, lease_seconds=lease_seconds) as child,
+            agent(controller, tmp_path) as child,
         ):
             controller.start("p", "sh", "-c", FAMILY, str(tmp_path))
             controller.start("q", "sleep", "1000")
@@ -100,6 +99,7 @@ def test_the_end_of_everything(tmp_path: Path, why: str) -> None:
                     answer = await until(lambda: controller.answer("stopped:a"))
                     assert answer["value"] == {"left": []}
                 case "lease":
+                    child.send_signal(signal.SIGUSR1)
                     await controller.close()
                 case "410":
                     controller.answers = [410] * 1000

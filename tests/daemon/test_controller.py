@@ -1,5 +1,6 @@
 """The controller as a real process with real agents, and a script in place of Ray and vLLM: every failure leaves nothing."""
 
+import contextlib
 import json
 import os
 import signal
@@ -311,13 +312,9 @@ def agents(home: Path) -> list[int]:
     """The agents of this test, by their environment."""
     found = []
     for process in Path("/proc").iterdir():
-        try:
-            if (
-                process.name.isdigit()
-                and f"XDG_STATE_HOME={home}".encode() in (process / "environ").read_bytes()
-            ):
-                if b"longspan.daemon.agent" in (process / "cmdline").read_bytes():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                ours = f"XDG_STATE_HOME={home}".encode() in (process / "environ").read_bytes()
+                if ours and b"longspan.daemon.agent" in (process / "cmdline").read_bytes():
                     found.append(int(process.name))
-        except OSError:
-            continue
     return found

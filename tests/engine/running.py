@@ -52,6 +52,8 @@ class Longspan:
             [*RUN, "up", *arguments],
             env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             stdin=subprocess.DEVNULL, start_new_session=True,
+            # A test run in the background ignores SIGINT, and so would `up`.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )  # fmt: skip
 
     def processes(self) -> list[str]:

@@ -17,7 +17,11 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, demo_model: Path, phase: str) -> 
     before = Before.now()
     longspan = Longspan(tmp_path)
     process = longspan.start_up(*LISTEN)
-    said = interrupt_after(process, phase)
+    try:
+        said = interrupt_after(process, phase)
+    finally:
+        process.kill()
+        longspan.run("down")
     assert process.returncode == 130, said
     assert "taking everything down" in said
     assert before.left_by(longspan) == []

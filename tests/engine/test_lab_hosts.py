@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,25 +12,29 @@ from typing import Any
 
 import pytest
 
-from engine.running import RUN, Longspan
+from engine.running import RUN, UP_TIMEOUT_SECONDS, Longspan
 from lab.build import Lab
 from lab.hosts import HostSpec, LabHost
 from longspan.errors import ProofError
 
 pytestmark = [pytest.mark.engine, pytest.mark.lab, pytest.mark.timeout(1500)]
 MakeLab = Callable[..., AbstractContextManager[Lab]]
-OWN = {"/tmp/ray", "/dev/shm"}
 
 
-@pytest.fixture(scope="module")
-def lab(make_lab: MakeLab) -> Iterator[Lab]:
+def build(make_lab: MakeLab) -> AbstractContextManager[Lab]:
     """Two hosts whose NICs have different names."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/root"),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    with make_lab([HostSpec("h1", nic="eth0"), HostSpec("h2", nic="ens7")], env=env) as built:
+    return make_lab([HostSpec("h1", nic="eth0"), HostSpec("h2", nic="ens7")], env=env)
+
+
+@pytest.fixture(scope="module")
+def lab(make_lab: MakeLab) -> Iterator[Lab]:
+    """Bare hosts, shared by the tests of this file."""
+    with build(make_lab) as built:
         yield built
 
 
@@ -60,12 +65,6 @@ def strangers(host: LabHost) -> list[str]:
     return left + host.run(["ls", "/dev/shm"]).stdout.split()
 
 
-def answers(longspan_status: dict[str, Any], ask: Callable[[str, str], str]) -> None:
-    """The endpoint answers with the key."""
-    key = Path(longspan_status["api_key_file"]).read_text()
-    assert "Paris" in ask(longspan_status["endpoint"], key)
-
-
 def chat(endpoint: str, key: str) -> str:
     """One question by the OpenAI client."""
     import openai
@@ -85,7 +84,7 @@ def test_mp_executor_over_ssh(lab: Lab, ssh_user: tuple[Longspan, Path], demo_mo
     status = longspan.status()
     assert [rank["address"] for rank in status["ranks"]] == [host.address for host in lab.hosts]
     assert status["proof"]["verdict"] == "verified"
-    answers(status, chat)
+    assert "Paris" in chat(status["endpoint"], Path(status["api_key_file"]).read_text())
     for host, rank in zip(lab.hosts, status["ranks"], strict=True):
         environ = host.run(["cat", f"/proc/{rank['pid']}/environ"]).stdout.split("\0")
         assert f"GLOO_SOCKET_IFNAME={host.spec.nic}" in environ
@@ -93,68 +92,68 @@ def test_mp_executor_over_ssh(lab: Lab, ssh_user: tuple[Longspan, Path], demo_mo
     assert longspan.run("down").returncode == 0
 
 
-@pytest.fixture
-def running_ray(lab: Lab) -> Iterator[str]:
-    """A Ray cluster over both hosts that somebody else started; at the end it still runs, and is then stopped."""
-    first, second = lab.hosts
-    ray = [
-        RUN[0],
-        "-m",
-        "longspan.launch.ray_main",
-        "start",
-        "--block",
-        "--num-gpus=1",
-        "--object-store-memory=100000000",
-    ]
-    started = []
-    head = [*ray, "--head", "--port=6379", f"--node-ip-address={first.address}", "--include-dashboard=false"]
-    for host, argv in (
-        (first, head),
-        (second, [*ray, f"--address={first.address}:6379", f"--node-ip-address={second.address}"]),
-    ):
-        log = (host.folder / "ray.log").open("w")
-        started.append(host.popen(argv, stdout=log, stderr=log))
-        log.close()
-        deadline = time.monotonic() + 120
-        while (
-            "Ray runtime started" not in (host.folder / "ray.log").read_text() and time.monotonic() < deadline
-        ):
-            time.sleep(0.2)
-    yield f"{first.address}:6379"
-    assert all(process.poll() is None for process in started)
-    for process in reversed(started):
-        process.kill()
-        process.wait()
+RAY = (
+    RUN[0],
+    "-m",
+    "longspan.launch.ray_main",
+    "start",
+    "--block",
+    "--num-gpus=1",
+    "--object-store-memory=100000000",
+)
 
 
-def test_joins_a_ray_that_runs(lab: Lab, running_ray: str, demo_model: Path, tmp_path: Path) -> None:
+def start_ray(host: LabHost, *arguments: str) -> subprocess.Popen[str]:
+    """Somebody else's Ray on a host, once it runs."""
+    log = host.folder / "ray.log"
+    with log.open("w") as out:
+        process = host.popen([*RAY, f"--node-ip-address={host.address}", *arguments], stdout=out, stderr=out)
+    deadline = time.monotonic() + 180
+    while "Ray runtime started" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
+    return process
+
+
+def test_joins_a_ray_that_runs(make_lab: MakeLab, demo_model: Path, tmp_path: Path) -> None:
     """`up --cluster` with a running Ray, on one of its hosts: agents by a task per node, the Ray executor, and a
     `down` that leaves that Ray as it was."""
-    first, _ = lab.hosts
-    cluster = tmp_path / "ray.toml"
-    cluster.write_text(f'[ray]\naddress = "{running_ray}"\n')
-    arguments = ["up", "--cluster", str(cluster), "--listen", f"{first.address}:18435", str(demo_model)]
-    done = first.run([*RUN, *arguments], timeout_seconds=900, check=False)
-    assert done.returncode == 0, done.stderr + done.stdout
-    status = json.loads(first.run([*RUN, "status", "--json"]).stdout)
-    assert [rank["address"] for rank in status["ranks"]] == [host.address for host in lab.hosts]
-    assert status["ray"] == {"address": running_ray, "joined": True}
-    answers(status, chat)
-    assert first.run([*RUN, "down"], timeout_seconds=120).returncode == 0
-    left = [
-        line
-        for host in lab.hosts
-        for line in strangers(host)
-        if "engine" in line.lower() or "RayWorkerProc" in line
-    ]
-    assert left == []
+    with build(make_lab) as lab:
+        first, second = lab.hosts
+        address = f"{first.address}:6379"
+        rays = [
+            start_ray(first, "--head", "--port=6379", "--include-dashboard=false"),
+            start_ray(second, f"--address={address}"),
+        ]
+        cluster = tmp_path / "ray.toml"
+        cluster.write_text(f'[ray]\naddress = "{address}"\n')
+        arguments = ["up", "--cluster", str(cluster), "--listen", f"{first.address}:18435", str(demo_model)]
+        done = first.run([*RUN, *arguments], timeout_seconds=UP_TIMEOUT_SECONDS, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout
+        status = json.loads(first.run([*RUN, "status", "--json"]).stdout)
+        assert [rank["address"] for rank in status["ranks"]] == [host.address for host in lab.hosts]
+        assert status["ray"] == {"address": address, "joined": True}
+        assert "Paris" in chat(status["endpoint"], Path(status["api_key_file"]).read_text())
+        assert first.run([*RUN, "down"], timeout_seconds=120).returncode == 0
+        assert all(ray.poll() is None for ray in rays)
+        ours = (
+            "longspan.daemon",
+            "longspan.gateway",
+            "ray_driver",
+            "EngineFrontEnd",
+            "EngineCore",
+            "RayWorkerProc",
+        )
+        left = [line for host in lab.hosts for line in strangers(host) if any(word in line for word in ours)]
+        assert left == []
 
 
 # ---- what must fail, with the node named
 @pytest.fixture
 def own_checkpoint(lab: Lab, demo_model: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A checkpoint that both hosts have under one path, the second a copy of its own; with the copy's place."""
-    shared = tmp_path / "model"
+    shared = tmp_path / f"model-of-{tmp_path.name}"
     shutil.copytree(demo_model, shared)
     return shared, lab["h2"].own_copy(shared)
 

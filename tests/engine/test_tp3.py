@@ -9,10 +9,13 @@ from engine.running import Before, Longspan
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 
-def test_tp3_passes_the_proof_though_its_text_differs(tmp_path: Path, demo_model: Path) -> None:
+def test_tp3_passes_the_proof_though_its_text_differs(
+    tmp_path: Path, demo_model: Path, request: pytest.FixtureRequest
+) -> None:
     """Log-probabilities agree with the one-rank reference within honest noise, with the mp executor on one node."""
     before = Before.now()
     longspan = Longspan(tmp_path)
+    request.addfinalizer(lambda: longspan.run("down"))
     done = longspan.up("--tp", "3", "--nodes", "1", "--executor", "mp", "--listen", "127.0.0.1:18433")
     assert done.returncode == 0, done.stderr + done.stdout
     proof = longspan.status()["proof"]

@@ -153,7 +153,7 @@ class Drive:
         for number, node in enumerate(self.machine.nodes):
             found += self.answer(f"facts:{node.name}", (facts or {}).get(node.name, FACTS))
             found += self.answer(f"write:{node.name}", {})
-            found += self.answer(f"ports:{node.name}", [7000 + 10 * number + i for i in range(4)])
+            found += self.answer(f"ports:{node.name}", [7000 + 10 * number + i for i in range(5)])
             found += self.answer(f"digest:{node.name}", (digests or {}).get(node.name, copy()))
         return found
 
@@ -200,6 +200,14 @@ class Drive:
     def ranks_confirmed(self) -> list[Action]:
         """Every node finds the ranks that the plan put there."""
         found: list[Action] = []
+        spec = self.machine.spec
+        for node in self.machine.nodes if spec.executor == "mp" else ():
+            titles = {
+                str(100 + rank): f"VLLM::Worker_PP{rank // spec.tp}_TP{rank % spec.tp}"
+                for rank, at in enumerate(spec.rank_nodes())
+                if at == node
+            }
+            found += self.answer(f"workers:{node.name}", {**titles, "7": "VLLM::EngineCore"})
         for node in self.machine.nodes:
             own = {str(100 + r): [] for r, at in enumerate(self.machine.spec.rank_nodes()) if at == node}
             found += self.answer(f"ranks:{node.name}", own)

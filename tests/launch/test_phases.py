@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longspan.launch.phases import ORDER, RankSeen, later, phase_seen, rank_seen, strip_colour
+from longspan.launch.phases import ORDER, RankSeen, later, phase_seen, rank_of_title, rank_seen, strip_colour
 
 # The form of vLLM 0.32's lines: vllm/distributed/parallel_state.py, v1/worker/*.py, uvicorn.
 ASSIGNED = (
@@ -72,3 +72,22 @@ def test_any_line_can_be_read(line: str) -> None:
     strip_colour(line)
     phase_seen(line)
     assert rank_seen(line) is None or re.search("is assigned as", line)
+
+
+@pytest.mark.parametrize(
+    ("title", "tp", "rank"),
+    [
+        ("VLLM::Worker_TP2", 3, 2),
+        ("VLLM::Worker_PP1", 1, 1),
+        ("VLLM::Worker_PP1_TP0", 4, 4),
+        ("VLLM::Worker_DP0_PP1_TP3_EP3", 4, 7),
+        ("VLLM::Worker", 1, 0),
+        ("vllm_Worker_3f2a_TP1_PP1", 2, 3),
+        ("vllm_Worker_TP9ab", 1, 0),
+        ("VLLM::EngineCore", 1, None),
+        ("python -m VLLM::Worker", 1, None),
+    ],
+)
+def test_rank_of_title(title: str, tp: int, rank: int | None) -> None:
+    """A worker's title or actor name gives its rank; what is no worker gives none."""
+    assert rank_of_title(title, tp) == rank

@@ -99,6 +99,9 @@ def test_mp_ranks_start_once_all_gpus_are_held(start: Callable[..., Drive]) -> N
         "ib0",
     )
     assert ("--headless" in first.process.argv, "--headless" in second.process.argv) == (False, True)
+    head_ports = [7000, 7001]  # Ray's and the engine's, which the rendezvous must leave alone
+    for process in (first.process, second.process):
+        assert int(process.argv[process.argv.index("--master-port") + 1]) not in head_ports
     assert drive.say("a", "launcher", launcher_line("holders", holders=holders)) == []
 
 
@@ -119,6 +122,21 @@ def test_the_gateway_may_be_late(start: Callable[..., Drive]) -> None:
     assert drive.until("ranks_confirmed") == [SetGateway("ready")]
     assert drive.gateway() == [Ask("first_token:", "first_token")]
     assert drive.gateway() == []
+
+
+def test_answers_that_nobody_asked_for(start: Callable[..., Drive]) -> None:
+    """An answer before its question, or a second one, opens no gateway, asks nothing again and proves nothing."""
+    drive = start()
+    drive.until("ranks_join")
+    assert drive.ranks_confirmed() == []
+    assert drive.first_token() == []
+    assert drive.proof() == []
+    assert drive.machine.phase == "engine"
+    for stage in drive.stages()[5:9]:
+        stage()
+    assert drive.first_token() == []
+    assert drive.ranks_confirmed() == []
+    assert drive.machine.phase == "verified"
 
 
 def test_engine_phases_go_forward_only(start: Callable[..., Drive]) -> None:

@@ -42,7 +42,7 @@ lines = st.one_of(
         ]
     ),
     st.text(max_size=10),
-    st.dictionaries(st.just("event"), json_values).map(lambda found: launcher_line(str(found.get("event")), **{})),
+    st.dictionaries(st.just("event"), json_values).map(lambda found: launcher_line(str(found.get("event")))),
     json_values.map(lambda found: f"longspan-event {found}"),
 )  # fmt: skip
 answers = st.one_of(
@@ -50,7 +50,7 @@ answers = st.one_of(
         lambda what, node: Answered(f"{what[0]}:{node}", what[1]),
         st.sampled_from(
             [
-                ("facts", {"ray": "2", "vllm": "1", "python": "3"}), ("write", {}), ("ports", [1, 2, 3, 4]), ("digest", None),
+                ("facts", {"ray": "2", "vllm": "1", "python": "3"}), ("write", {}), ("ports", [1, 2, 3, 4, 5]), ("digest", None),
                 ("ranks", {"100": []}), ("ranks", {"101": []}), ("ranks", {}), ("reference", reference(-1.0)),
                 ("reference", reference(-2.0)), ("reference", {"skipped": "no"}), ("stopped", {"left": []}),
                 ("stopped", None), ("unasked", 1),

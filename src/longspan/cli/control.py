@@ -18,7 +18,8 @@ from longspan.deployment import DeploymentSpec
 from longspan.errors import ControlPlaneError, DeploymentExistsError
 from longspan.launch.words import AGENT_VARIABLE
 
-START_TIMEOUT_SECONDS = 30
+PATIENCE_SECONDS = 120.0
+START_TIMEOUT_SECONDS = 60
 
 
 def request(
@@ -39,7 +40,9 @@ def request(
         with opener.open(wanted, timeout=timeout_seconds) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
-    except (OSError, urllib.error.URLError, ValueError) as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise ControlPlaneError(
             f"The controller (pid {record['pid']}) does not answer: {error}.",
             "`longspan down --force` ends what it started on this machine.",
@@ -85,6 +88,13 @@ def _start_controller(places: Places, spec: DeploymentSpec, controller_host: str
         if child.poll() is not None:
             break
         time.sleep(0.05)
+    if child.poll() is None:  # too slow: it must not come up when nobody waits for it any more
+        child.terminate()
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
     last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing"]
     raise ControlPlaneError(f"The controller did not start: {last[0]}", f"Its log is {log}.")
 
@@ -110,17 +120,20 @@ def end_by_mark(places: Places, record: dict[str, Any]) -> set[int]:
 def follow(record: dict[str, Any], places: Places) -> Iterator[dict[str, Any]]:
     """Yields the status at every change, until the controller is gone; its last words come out of its file."""
     version = -1
+    patience = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             status = request(record, f"/v1/status?after={version}")
         except ControlPlaneError:
-            deadline = time.monotonic() + 5
-            while alive(Identity(record["pid"], record["start_ticks"])) and time.monotonic() < deadline:
-                time.sleep(0.1)
+            # While it lives it may only be slow; on a host that starts an engine, that is nothing special.
+            if alive(Identity(record["pid"], record["start_ticks"])) and time.monotonic() < patience:
+                time.sleep(0.5)
+                continue
             if places.last_status.exists():
                 yield json.loads(places.last_status.read_text())
                 return
             raise
+        patience = time.monotonic() + PATIENCE_SECONDS
         version = status["version"]
         yield status
         if status["phase"] == "gone":

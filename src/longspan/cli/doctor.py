@@ -9,6 +9,16 @@ import click
 from longspan.doctor.collect import STDIN, diagnose
 from longspan.doctor.match import Diagnosis
 from longspan.errors import InputError
+from longspan.finding import Finding
+from longspan.units import format_bytes, format_seconds
+
+_COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
+_OUTCOMES = {
+    "serves": "The server came up and serves.",
+    "stopped": "The server was stopped on purpose.",
+    "failed": "The launch or server failed.",
+    "open": "The log shows neither a server that serves nor an error.",
+}  # fmt: skip
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, object]:
@@ -17,6 +27,8 @@ def to_json(diagnosis: Diagnosis) -> dict[str, object]:
         "findings": [f.to_json() for f in diagnosis.findings],
         "outcome": diagnosis.outcome,
         "attempts": diagnosis.attempts,
+        "timeline": [m.to_json() for m in diagnosis.timeline],
+        "hints": [h.to_json() for h in diagnosis.hints],
         "consequences": [{"file": e.file, "line": e.line, "text": e.text} for e in diagnosis.consequences],
         "clock_skew_seconds": {node: round(s, 1) for node, s in diagnosis.skew_seconds.items()},
         "lines": diagnosis.lines,
@@ -24,15 +36,86 @@ def to_json(diagnosis: Diagnosis) -> dict[str, object]:
     }
 
 
+def _print_finding(finding: Finding) -> None:
+    mark = click.style(f"{finding.severity}: {finding.cause}", fg=_COLOURS[finding.severity], bold=True)
+    click.echo(f"{mark}  {finding.confidence:.0%} sure  {click.style(finding.subject, dim=True)}")
+    click.echo(f"  {finding.summary}")
+    for evidence in finding.evidence:
+        place = f"{evidence.file}:{evidence.line}" if evidence.line else evidence.file
+        click.echo(f"    {click.style(place, fg='cyan')}  {evidence.text[:200]}")
+    click.echo(f"  do:     {finding.remedy}")
+    if finding.undo:
+        click.echo(f"  undo:   {finding.undo}")
+    if finding.source:
+        click.echo(f"  source: {finding.source}")
+    click.echo()
+
+
+def print_diagnosis(diagnosis: Diagnosis, timeline: bool = False) -> None:
+    """What people read."""
+    click.echo(
+        f"{_OUTCOMES[diagnosis.outcome]} Read {diagnosis.lines:,} lines ({format_bytes(diagnosis.size_bytes)})"
+        + (f", {diagnosis.attempts} launches; this is about the last." if diagnosis.attempts > 1 else ".")
+    )
+    for node, seconds in diagnosis.skew_seconds.items():
+        click.echo(
+            f"The clock of {node or 'the driver'} is {format_seconds(abs(seconds))} {'ahead' if seconds > 0 else 'behind'}; times are corrected."
+        )
+    click.echo()
+    for finding in diagnosis.findings:
+        _print_finding(finding)
+    if diagnosis.consequences:
+        click.echo("Consequences, not causes:")
+        for evidence in diagnosis.consequences[:3]:
+            click.echo(f"    {evidence.file}:{evidence.line}  {evidence.text[:160]}")
+        click.echo()
+    if timeline:
+        for moment in diagnosis.timeline:
+            click.echo(
+                f"  {moment.clock:>8}  {moment.node or '-':<16} {moment.what:<22} {moment.file}:{moment.line}"
+            )
+    for hint in diagnosis.hints:
+        click.echo(
+            f"{click.style('hint:', fg='blue')} {hint.text} ({hint.evidence.file}:{hint.evidence.line})"
+        )
+    if not diagnosis.findings:
+        click.echo("No fault found.")
+
+
 @click.command()
 @click.argument("logs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(logs: tuple[Path, ...], as_json: bool) -> None:
-    """Say why a launch failed or hangs: LOGS are files, directories, or - for standard input."""
+@click.option("--timeline", is_flag=True, help="Show when each node reached which phase.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    help="Also write a redacted .tar.gz of the logs and the diagnosis to share.",
+)
+@click.option(
+    "--redact", multiple=True, metavar="NAME", help="A further host or user name to take out of the bundle."
+)
+def command(
+    logs: tuple[Path, ...], as_json: bool, timeline: bool, bundle: Path | None, redact: tuple[str, ...]
+) -> None:
+    """Say why a launch failed or hangs.
+
+    LOGS are files (also .gz, .xz, .bz2), directories such as /tmp/ray/session_latest/logs, or - for standard input; give
+    the logs of all nodes at once. Ends with 0 whether or not it finds a fault; the answer is in what it prints.
+    """
     if not logs:
         if sys.stdin.isatty():
             raise InputError("No log was named.", "Name log files or directories, or pipe one in.")
         logs = (STDIN,)
     diagnosis = diagnose(logs)
+    document = to_json(diagnosis)
+    if bundle is not None:
+        from longspan.doctor.bundle import write
+
+        members = write(bundle, logs, document, redact)
+        click.echo(
+            f"Wrote {bundle} ({len(members)} files, redacted). Look through it before you share it.", err=True
+        )
     if as_json:
-        click.echo(json.dumps(to_json(diagnosis), ensure_ascii=False))
+        click.echo(json.dumps(document, ensure_ascii=False))
+    else:
+        print_diagnosis(diagnosis, timeline)

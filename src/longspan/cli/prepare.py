@@ -289,7 +289,10 @@ def check_layout(facts: ModelFacts | None, spec: DeploymentSpec) -> None:
         per_node = tuple(node.gpus for node in spec.used_nodes())
         rejection = legality.check(facts, Layout(tp=spec.tp, pp=spec.pp), per_node, spec.executor)
         if rejection:
-            raise LayoutError(f"{rejection.why}", f'vLLM would say: "{rejection.message}"')
+            legal = ", ".join(map(str, legality.legal_tp(facts, limit=64)))
+            raise LayoutError(
+                rejection.why, f'Every rule together allows TP {legal}. vLLM would say: "{rejection.message}"'
+            )
 
 
 def check_room(checkpoint: Path | None, spec: DeploymentSpec) -> None:

@@ -44,6 +44,11 @@ from longspan.errors import InputError
 _GIGA = 10**9
 
 
+# What a node's table may hold: the planner's part, and what only the launcher reads (`cluster/hosts.py`).
+_PLANNED = {"name", "address", "gpus", "link", "network", "gpu_memory_gib"}
+_LAUNCHED = {"ssh", "python", "env"}
+
+
 def _number(table: dict[str, Any], field: str, where: str, default: float | None = None) -> float:
     value = table.get(field, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -127,12 +132,12 @@ def parse_cluster(text: str) -> Cluster:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The inventory is not valid TOML: {error}.") from error
-    _known(document, {"name", "network", "node", "gpu_type"}, "inventory")
+    _known(document, {"name", "network", "node", "gpu_type", "ray"}, "inventory")
     types = {name: custom_gpu(name, table) for name, table in document.get("gpu_type", {}).items()}
     nodes: list[Node] = []
     for number, table in enumerate(document.get("node", []), 1):
         where = f"node {table.get('name', number)}"
-        _known(table, {"name", "address", "gpus", "link", "network", "gpu_memory_gib"}, where)
+        _known(table, _PLANNED | _LAUNCHED, where)
         if not isinstance(table.get("name"), str):
             raise InputError(f"{where}: name is missing.")
         memory = _number(table, "gpu_memory_gib", where) if "gpu_memory_gib" in table else None

@@ -65,6 +65,7 @@ class Controller:
         self.agent_key = secrets.token_urlsafe(32)
         self.operator_key = secrets.token_urlsafe(32)
         self.engine_key = secrets.token_urlsafe(32)
+        self.api_key = places.api_key.read_text().strip()
         run_dir = f"/tmp/longspan-{self.mark}"
         paths = steps.Paths(run_dir, str(places.gateway_config))
         self.paths = paths
@@ -125,7 +126,11 @@ class Controller:
                 case Ask():
                     self._spawn(self._ask(action))
                 case steps.SetGateway(state, reason):
-                    write_private(self.places.gateway_config, self._gateway_toml(state, reason))
+                    # A state directory that somebody removed must not keep us from stopping what runs.
+                    try:
+                        write_private(self.places.gateway_config, self._gateway_toml(state, reason))
+                    except OSError as error:
+                        print(f"the gateway's configuration cannot be written: {error}", flush=True)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -133,7 +138,7 @@ class Controller:
         task.add_done_callback(self.tasks.discard)
 
     def _gateway_toml(self, state: str, reason: str) -> str:
-        key = self.places.api_key.read_text().strip()
+        key = self.api_key
         return gateway_config.render(
             listen=self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
@@ -164,9 +169,7 @@ class Controller:
 
     async def _ask(self, ask: Ask) -> None:
         try:
-            value = await asking.ask(
-                ask, self.machine, self.places.api_key.read_text().strip(), self.engine_key
-            )
+            value = await asking.ask(ask, self.machine, self.api_key, self.engine_key)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
             await self.feed(Answered(ask.call, error=f"{type(error).__name__}: {error}"))
             return
@@ -281,7 +284,8 @@ class Controller:
         self.perform(self.machine.begin(time.monotonic()))
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
-        write_private(self.places.last_status, json.dumps(self.status()))
+        with contextlib.suppress(OSError):
+            write_private(self.places.last_status, json.dumps(self.status()))
         await asyncio.sleep(1.5)  # whoever watches sees the end
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)

@@ -120,6 +120,18 @@ async def ranks(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     return found
 
 
+async def workers(arguments: dict[str, Any], run_dir: str) -> dict[str, str]:
+    """pid -> title of the engine's workers on this node; vLLM sets titles such as "VLLM::Worker_PP1_TP0"."""
+    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    found = {}
+    for pid in here:
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()  # noqa: ASYNC240
+            if title.startswith("VLLM::Worker"):
+                found[str(pid)] = title
+    return found
+
+
 async def make_reference(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     """What one rank says of this node's copy: in its own dtype, and where that fits in float32; or why not."""
     wishes = await asyncio.to_thread(spare.wishes, arguments)
@@ -139,5 +151,6 @@ FUNCTIONS: dict[str, Function] = {
     "ports": ports,
     "digest": digest_model,
     "ranks": ranks,
+    "workers": workers,
     "reference": make_reference,
 }

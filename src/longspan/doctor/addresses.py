@@ -5,7 +5,7 @@ import re
 # 172.17.0.0/16 is Docker's default bridge, 172.18-31 its further networks, 192.168.122.0/24 libvirt's.
 _KINDS = (
     (re.compile(r"^(?:127\.|::1$|localhost$|\[?::ffff:127\.)"), "loopback"),
-    (re.compile(r"^(?:169\.254\.|\[?fe80:)", re.I), "link-local"),
+    (re.compile(r"^(?:169\.254\.|\[?fe80:)", re.IGNORECASE), "link-local"),
     (re.compile(r"^192\.168\.122\."), "libvirt bridge"),
     (re.compile(r"^172\.17\."), "docker bridge"),
     (re.compile(r"^172\.(?:1[89]|2\d|3[01])\.0\.1$"), "docker bridge"),

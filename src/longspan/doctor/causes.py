@@ -26,9 +26,9 @@ class Cause:
 
 
 def _cause(
-    id: str, layer: str, summary: str, remedy: str, undo: str = "", *, surface: bool = False, ask: str = ""
-) -> Cause:  # noqa: A002
-    return Cause(id, layer, summary, remedy, undo, surface, ask)
+    name: str, layer: str, summary: str, remedy: str, undo: str = "", *, surface: bool = False, ask: str = ""
+) -> Cause:
+    return Cause(name, layer, summary, remedy, undo, surface, ask)
 
 
 _TABLE: tuple[Cause, ...] = (

@@ -75,7 +75,7 @@ def compare(works: Sequence[Work], world: int) -> Comparison:
     for work in works:
         by_group.setdefault(work.group, []).append(work)
     for members in by_group.values():
-        what = {
+        what: dict[str, set[int] | set[str]] = {
             "SeqNum": {w.sequence for w in members},
             "OpType": {w.operation for w in members if w.operation},
             "NumelIn": {w.elements for w in members if w.elements >= 0},
@@ -83,7 +83,7 @@ def compare(works: Sequence[Work], world: int) -> Comparison:
         for name, values in what.items():
             if len(values) > 1 and not _point_to_point(members):
                 return Comparison(
-                    "desync", tuple(works), (), f"{name} {', '.join(str(v) for v in sorted(values, key=str))}"
+                    "desync", tuple(works), (), f"{name} {', '.join(sorted(str(v) for v in values))}"
                 )
     expected = world or (max(ranks) + 1)
     missing = tuple(r for r in range(expected) if r not in ranks)

@@ -1,6 +1,7 @@
 """What the front of a log line tells: node, process, rank, time and level."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
@@ -61,11 +62,11 @@ class Head:
     level: str = ""
 
 
-def _seconds(
-    month: int, day: int, hour: int, minute: int, second: int, fraction: str | None = None
-) -> float | None:
+def _seconds(month: int, rest: Sequence[str], fraction: str | None = None) -> float | None:
+    """`rest`: day, hour, minute and second, as digits."""
     if not 1 <= month <= 12:
         return None
+    day, hour, minute, second = (int(part) for part in rest)
     days = _DAYS_BEFORE[month - 1] + day - 1
     return ((days * 24 + hour) * 60 + minute) * 60 + second + (float(f"0.{fraction}") if fraction else 0.0)
 
@@ -73,11 +74,11 @@ def _seconds(
 def parse_time(text: str) -> float | None:
     """The time that a line carries: vLLM's own first, then ISO, glog and syslog. See `Head.time_seconds`."""
     if match := _VLLM.search(text):
-        return _seconds(*(int(g) for g in match.groups()[1:]))
+        return _seconds(int(match[2]), match.groups()[2:6])
     if match := _ISO.search(text) or _GLOG.search(text):
-        return _seconds(*(int(g) for g in match.groups()[:5]), fraction=match[6])
+        return _seconds(int(match[1]), match.groups()[1:5], match[6])
     if match := _SYSLOG.match(text):
-        return _seconds(_MONTHS.index(match[1]) + 1, *(int(g) for g in match.groups()[1:5]))
+        return _seconds(_MONTHS.index(match[1]) + 1, match.groups()[1:5])
     return None
 
 
@@ -85,13 +86,8 @@ def _node(text: str) -> str:
     if match := _SYSLOG.match(text) or _ISO_HOST.match(text):
         return match["host"]
     if match := _NODE.match(text):
-        name = (
-            match["bracket"]
-            or match["colon"]
-            or match["mpi"]
-            or ("task " + match["task"] if match["task"] else "")
-        )
-        return name
+        task = f"task {match['task']}" if match["task"] else ""
+        return match["bracket"] or match["colon"] or match["mpi"] or task
     if match := _NCCL_HOST.search(text[:120]):
         return match["host"]
     return ""

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from longspan.doctor.causes import CAUSES, Cause
-from longspan.doctor.decide import DECIDERS
+from longspan.doctor.deciders import DECIDERS
 from longspan.doctor.faults import Outcome, Remaining, remaining
+from longspan.doctor.hints import Hint, hints
+from longspan.doctor.rules.marks import PHASES
 from longspan.doctor.rules.rule import Rule
 from longspan.doctor.scan import Record
 from longspan.doctor.scene import Guess, Scene, rule_of
 from longspan.doctor.silence import silent
-from longspan.doctor.timeline import Event, order, skews
+from longspan.doctor.timeline import Event, Moment, moments, order, skews
 from longspan.finding import Evidence, Finding, Severity
 
 # How far a kind of text is trusted beside the rule's own weight.
@@ -30,6 +32,7 @@ FOLLOW_UPS = frozenset(
 FOLLOW_UP_SECONDS = 45.0
 ALTERNATIVES = 2
 WORTH_SAYING = 0.1
+NOT_ENOUGH, FAINT = 0.6, 0.35
 EVIDENCE_LINES = 4
 
 
@@ -50,6 +53,8 @@ class Diagnosis:
     outcome: Outcome = "open"
     attempts: int = 1
     skew_seconds: dict[str, float] = field(default_factory=dict)
+    timeline: tuple[Moment, ...] = ()
+    hints: tuple[Hint, ...] = ()
     lines: int = 0
     size_bytes: int = 0
 
@@ -83,8 +88,28 @@ def diagnose_record(record: Record) -> Diagnosis:
     wrapped = tuple(
         _evidence(e) for e in left.faults if (r := rule_of(e)) is not None and r.kind == "wrapper"
     )
+    timeline = tuple(moments(scene.events, PHASES))
+    findings = [_with_skew(f, skew) for f in findings]
     return Diagnosis(
-        tuple(findings), wrapped[:12], left.outcome, attempts, skew, record.lines, record.size_bytes
+        tuple(findings),
+        wrapped[:12],
+        left.outcome,
+        attempts,
+        skew,
+        timeline,
+        hints(events),
+        record.lines,
+        record.size_bytes,
+    )
+
+
+def _with_skew(finding: Finding, skew: dict[str, float]) -> Finding:
+    """A node that is declared dead while its clock is wrong may only be late by its clock."""
+    if finding.cause != "ray-node-lost" or not skew:
+        return finding
+    clocks = "; ".join(f"{node or 'the driver'} {seconds:+.0f} s" for node, seconds in skew.items())
+    return replace(
+        finding, summary=f"{finding.summary} The clocks differ ({clocks}): set up NTP on every node."
     )
 
 
@@ -108,8 +133,8 @@ def _judge(scene: Scene) -> tuple[list[Finding], Remaining]:
         ]
         if not failed:
             return [], left
-        return [_insufficient(failed, left, scene)], left
-    return _findings(candidates, left), left
+        return [_insufficient(failed, scene)], left
+    return _findings(candidates), left
 
 
 def _candidates(scene: Scene, faults: Sequence[Event]) -> list[_Candidate]:
@@ -152,9 +177,11 @@ def _weighed(candidates: list[_Candidate]) -> list[_Candidate]:
         for candidate in candidates:
             if not candidate.root and not any(_followed_up(r, [candidate]) for r in roots):
                 candidate.score = min(candidate.score * 0.6, best - 0.1)
+    others = max((c.score for c in candidates if c.cause != "insufficient-evidence"), default=0.0)
     for candidate in candidates:
-        if candidate.cause == "insufficient-evidence" and len(candidates) > 1:
-            candidate.score *= 0.5
+        if candidate.cause == "insufficient-evidence":
+            # Beside nothing but faint guesses "not enough to tell" is the verdict; beside a cause it is a reservation.
+            candidate.score = candidate.score * 0.5 if others >= FAINT else NOT_ENOUGH
     return candidates
 
 
@@ -171,11 +198,11 @@ def _followed_up(candidate: _Candidate, others: Sequence[_Candidate]) -> bool:
     )
 
 
-def _findings(candidates: Sequence[_Candidate], left: Remaining) -> list[Finding]:
+def _findings(candidates: Sequence[_Candidate]) -> list[Finding]:
     top = candidates[0]
-    findings = [_finding(c, left) for c in candidates if c.score >= 0.1]
+    findings = [_finding(c) for c in candidates if c.score >= 0.1]
     if not findings:
-        findings = [_finding(top, left)]
+        findings = [_finding(top)]
     named = {f.cause for f in findings}
     room = max(0, 3 - len(findings))
     confidence = findings[0].confidence
@@ -216,7 +243,7 @@ def _evidence(event: Event) -> Evidence:
     return Evidence(event.hit.file, event.hit.line, event.hit.text)
 
 
-def _finding(candidate: _Candidate, left: Remaining) -> Finding:
+def _finding(candidate: _Candidate) -> Finding:
     cause = CAUSES[candidate.cause]
     confidence = round(min(0.97, max(0.05, candidate.score)), 2)
     summary = cause.summary
@@ -226,7 +253,10 @@ def _finding(candidate: _Candidate, left: Remaining) -> Finding:
         summary += f" To be sure: {candidate.questions[0]}"
     elif confidence < 0.75 and cause.ask:
         summary += f" To be sure, send {cause.ask}."
-    best = candidate.events[:EVIDENCE_LINES]
+    # A traceback quotes the source line that raised; the message itself says more.
+    best = sorted(candidate.events, key=lambda e: (" raise " in f" {e.hit.text} ", e.rule.id == "traceback"))[
+        :EVIDENCE_LINES
+    ]
     rule = rule_of(candidate.events[0])
     remedy = candidate.guess.remedy or cause.remedy
     return Finding(
@@ -244,7 +274,7 @@ def _alternative(top: _Candidate, cause: Cause, confidence: float) -> Finding:
     )  # fmt: skip
 
 
-def _insufficient(faults: Sequence[Event], left: Remaining, scene: Scene) -> Finding:
+def _insufficient(faults: Sequence[Event], scene: Scene) -> Finding:
     cause = CAUSES["insufficient-evidence"]
     asks = ["the lines above the first error"]
     if not scene.nodes() or len(scene.nodes()) < 2:

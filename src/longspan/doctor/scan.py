@@ -10,36 +10,29 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
 from longspan.doctor.rules.rule import Mark, Rule
+from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
-_DIGITS = b"0123456789"
-_WORD_BYTES = bytes(
-    byte + 32
-    if 65 <= byte <= 90
-    else byte
-    if chr(byte).isalnum() and byte < 128 or byte == 95 or byte >= 128
-    else 32
-    for byte in range(256)
-)
 SHAPES_LIMIT = 30_000
 LINE_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 20_000
 EVIDENCE_LIMIT = 400
-HITS_FIRST, HITS_LAST = 400, 200
+# Hits kept of one rule: the first and the last. Where each rank writes its own line, all of a thousand ranks count.
+HITS_FIRST, HITS_LAST, RANKS_FIRST = 100, 60, 1024
+PER_RANK = frozenset(
+    {"nccl-watchdog", "nccl-watchdog-seq", "world", "rank-assigned", "nccl-starts", "init-start", "init-done"}
+)
+# Lines of one shape that are looked at in full; of the later ones only the last of each block.
+SHAPE_BUDGET = 1100
 QUOTE_LIMIT_LINES = 200
 # Marks that come with every request or every ten seconds: of one shape in one block, the first line and the last few
 # are enough to know when the server last worked and whether it stalls.
-LAZY = frozenset({"request-ok", "health-ok", "throughput", "throughput-zero"})
+LAZY = frozenset({"request-ok", "health-ok", "throughput", "throughput-zero", "throughput-idle", "queue"})
 LAZY_LAST = 4
 
-_QUANTIFIER = re.compile(r"\{\d*,?\d*\}|\[[^\]]*\]|\\\d|\(\?P<\w+>|\\d")
-# Where a user's own words begin: everything after it is quoted, not reported.
-_QUOTED = re.compile(
-    r"(?:[Rr]eceived request|Generated (?:text|response|output)|Request body|request body)\b|\b[Pp]rompt(?: ?token[_ ]ids)?['\"]?: ?['\"\[]|\bprompt=['\"]"
-    r"|[\"']?(?:content|messages|input|prompt|text|arguments)[\"']: ?[\"'\[]|SamplingParams\("
-)
 _REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
 
 
@@ -63,6 +56,7 @@ class Hit:
     time_seconds: float | None
     section: str = ""
     count: int = 1
+    clock_node: str = ""  # whose clock `time_seconds` is of: the node of the line that carried the time
 
     @property
     def node(self) -> str:
@@ -78,7 +72,8 @@ class _Kept:
 
     def add(self, hit: Hit) -> None:
         self.count += 1
-        (self.first if len(self.first) < HITS_FIRST else self.last).append(hit)
+        limit = RANKS_FIRST if hit.rule.id in PER_RANK else HITS_FIRST
+        (self.first if len(self.first) < limit else self.last).append(hit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +104,21 @@ def evidence_text(text: str, start: int, end: int) -> str:
     return text[begin : begin + max(EVIDENCE_LIMIT, min(end - start, EVIDENCE_LIMIT))].strip()
 
 
-def _is_open(text: str, at: int) -> bool:
-    """Whether the quotation that begins at `at` does not end on this line."""
-    mark = text[at]
-    return mark in "'\"" and text.count(mark, at + 1) == text.count("\\" + mark, at + 1)
-
-
 class Scanner:
     """Feeds on blocks of bytes; `record()` returns what was found."""
 
     def __init__(self, rules: Sequence[Rule], marks: Sequence[Mark]) -> None:
         self._index: dict[bytes, list[int]] = {}
-        self._table: list[tuple[Rule | Mark, re.Pattern[str], bool]] = []
-        for number, entry in enumerate((*rules, *marks)):
-            digits = any(c.isdigit() for c in _QUANTIFIER.sub("", entry.pattern))
-            self._table.append((entry, re.compile(entry.pattern), digits))
+        entries: list[Rule | Mark] = [*rules, *marks]
+        self._table = [Entry(entry) for entry in entries]
+        for number, entry in enumerate(entries):
             for word in entry.words.split():
                 self._index.setdefault(word.encode(), []).append(number)
         self._keys = frozenset(self._index)
-        self._lazy = frozenset(i for i, (entry, _, _) in enumerate(self._table) if entry.id in LAZY)
+        self._lazy = frozenset(i for i, entry in enumerate(entries) if entry.id in LAZY)
+        self._quote = next((i for i, entry in enumerate(entries) if entry.id == "quote"), -1)
         self._shapes: dict[bytes, tuple[int, ...]] = {}
+        self._seen: dict[bytes, int] = {}  # shape -> how often its lines were examined
         self._kept: dict[str, _Kept] = {}
         self._order = self._lines = self._size = self._up = self._down = 0
         self._quote_open_until = 0
@@ -161,7 +151,7 @@ class Scanner:
         later: dict[bytes, deque[int]] = {}  # shape of a lazy line -> its last indices in this block
         self._direction(lines, line)
         start, section_box = self._order - line, [section]
-        for i, shape in enumerate(block.translate(None, _DIGITS).split(b"\n")[: len(lines)]):
+        for i, shape in enumerate(block.translate(None, DIGITS).split(b"\n")[: len(lines)]):
             wanted = shapes.get(shape)
             if wanted is None:
                 wanted = self._new_shape(shape, lines[i])
@@ -172,6 +162,12 @@ class Scanner:
                 continue
             if self._lazy.issuperset(wanted):
                 later[shape] = deque(maxlen=LAZY_LAST)
+            else:
+                seen = self._seen.get(shape, 0)
+                if seen >= SHAPE_BUDGET and not any(self._table[n].digits for n in wanted):
+                    later[shape] = deque((i,), maxlen=LAZY_LAST)
+                    continue
+                self._seen[shape] = seen + 1
             self._examine(name, lines, i, line, start, wanted, section_box, clock)
         last = ((i, shape) for shape, indices in later.items() for i in indices)
         for i, shape in sorted(last):
@@ -181,21 +177,19 @@ class Scanner:
         return line + len(lines), section_box[0]
 
     def _new_shape(self, shape: bytes, text: bytes) -> tuple[int, ...]:
-        found = self._keys.intersection(text[:TEXT_LIMIT].translate(_WORD_BYTES).split())
-        wanted: tuple[int, ...] = ()
-        if found:
-            decoded = text[:TEXT_LIMIT].decode("utf-8", "replace")
+        text, opened = unquoted(text[:TEXT_LIMIT])
+        found = self._keys.intersection(text.translate(WORD_BYTES).split())
+        wanted: tuple[int, ...] = (self._quote,) if opened else ()
+        if found and not opened:
+            decoded = text.decode("utf-8", "replace")
             numbers = {number for word in found for number in self._index[word]}
-            wanted = tuple(
-                sorted(
-                    n for n in numbers if self._table[n][2] or self._table[n][1].search(decoded) is not None
-                )
-            )
+            wanted = tuple(sorted(n for n in numbers if self._table[n].possible(decoded)))
             if b"\r" in text and not wanted:
                 wanted = tuple(sorted(numbers))
         if len(shape) <= 4096:
             if len(self._shapes) >= SHAPES_LIMIT:
                 self._shapes.clear()
+                self._seen.clear()
             self._shapes[shape] = wanted
         return wanted
 
@@ -206,7 +200,7 @@ class Scanner:
         times = [
             t for raw in lines[::step] if (t := parse_time(raw[:200].decode("utf-8", "replace"))) is not None
         ]
-        for before, after in zip(times, times[1:], strict=False):
+        for before, after in pairwise(times):
             self._up += after > before
             self._down += after < before
 
@@ -227,19 +221,19 @@ class Scanner:
             head: Head | None = None
             quoted: re.Match[str] | None = None
             for index in wanted:
-                rule, pattern, _ = self._table[index]
-                match = pattern.search(text)
+                rule = self._table[index].rule
+                match = self._table[index].pattern.search(text)
                 if match is None:
                     continue
                 if head is None:
-                    quoted = _QUOTED.search(text)
+                    quoted = QUOTED.search(text)
                     head = parse_head(text)
                     if head.time_seconds is None:
                         clock.look_back(lines, i, line)
                     else:
-                        clock.time_seconds, clock.line = head.time_seconds, number
+                        clock.time_seconds, clock.line, clock.node = head.time_seconds, number, head.node
                 if rule.id == "quote":
-                    if _is_open(text, match.end() - 1):
+                    if is_open(text, match.end() - 1):
                         self._quote_open_until = number + QUOTE_LIMIT_LINES
                     continue
                 if quoted is not None and quoted.start() < match.start():
@@ -255,6 +249,7 @@ class Scanner:
                 hit = Hit(
                     rule, name, number, start + number, evidence_text(text, match.start(), match.end()), head,
                     match.groupdict(), clock.time_seconds, section[0], int(repeated[1]) if repeated else 1,
+                    clock.node or section[0],
                 )  # fmt: skip
                 self._kept.setdefault(rule.id, _Kept()).add(hit)
 
@@ -272,18 +267,20 @@ class Scanner:
 class _Clock:
     """The time of the latest line that had one; a traceback's own lines carry none."""
 
-    __slots__ = ("line", "time_seconds")
+    __slots__ = ("line", "node", "time_seconds")
 
     def __init__(self) -> None:
         self.time_seconds: float | None = None
         self.line = 0
+        self.node = ""
 
     def look_back(self, lines: list[bytes], i: int, line: int) -> None:
         """Looks for a nearer time in the lines just above."""
         for j in range(i - 1, max(-1, i - 40), -1):
             if line + j + 1 <= self.line:
                 return
-            time = parse_time(lines[j][:200].decode("utf-8", "replace"))
+            text = lines[j][:300].decode("utf-8", "replace")
+            time = parse_time(text)
             if time is not None:
-                self.time_seconds, self.line = time, line + j + 1
+                self.time_seconds, self.line, self.node = time, line + j + 1, parse_head(text).node
                 return

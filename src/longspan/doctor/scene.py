@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from longspan.doctor.collectives import Comparison
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.timeline import Event
 
@@ -31,11 +32,21 @@ class Scene:
     """The events of one attempt in their order."""
 
     events: Sequence[Event]
+    frames: list[Event] = field(default_factory=list)
+    comparison: Comparison | None = None
     _by_id: dict[str, list[Event]] = field(default_factory=dict)
+    _places: dict[int, int] = field(default_factory=dict)
+    _phases: list[int] = field(default_factory=lambda: [0])
 
     def __post_init__(self) -> None:
-        for event in self.events:
+        for place, event in enumerate(self.events):
             self._by_id.setdefault(event.rule.id, []).append(event)
+            self._places[id(event)] = place
+            phase = event.rule.phase if isinstance(event.rule, Mark) else 0
+            self._phases.append(max(self._phases[-1], phase))
+        self.frames = [
+            e for e in self.events if isinstance(e.rule, Mark) and e.rule.means.startswith("frame")
+        ]
 
     def of(self, *ids: str) -> list[Event]:
         """All events of these rules or marks, rule by rule."""
@@ -47,13 +58,9 @@ class Scene:
 
     def phase_before(self, event: Event | None = None) -> int:
         """The furthest phase that any rank had reached before this event (or at all)."""
-        furthest = 0
-        for other in self.events:
-            if other is event:
-                break
-            if isinstance(other.rule, Mark):
-                furthest = max(furthest, other.rule.phase)
-        return furthest
+        if event is None:
+            return self._phases[-1]
+        return self._phases[self._places[id(event)]]
 
     def world(self) -> int:
         """The world size that the log names, or 0."""
@@ -74,10 +81,9 @@ class Scene:
         """The meanings of the traceback frames that stand just above an exception, nearest first."""
         hit = event.hit
         found: list[tuple[int, str]] = []
-        for other in self.events:
+        for other in self.frames:
             rule, near = other.rule, other.hit
-            if not isinstance(rule, Mark) or not rule.means.startswith("frame"):
-                continue
+            assert isinstance(rule, Mark)
             distance = abs(hit.line - near.line)
             same = (
                 near.file == hit.file

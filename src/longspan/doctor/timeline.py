@@ -77,7 +77,7 @@ def order(record: Record) -> list[Event]:
     events: list[tuple[float, int, Event]] = []
     latest = float("-inf")
     for place, hit in enumerate(hits):
-        when = None if hit.time_seconds is None else hit.time_seconds - skew.get(hit.node, 0.0)
+        when = None if hit.time_seconds is None else hit.time_seconds - skew.get(hit.clock_node, 0.0)
         latest = when if when is not None else latest
         events.append((latest if merged else 0.0, place, Event(hit, when)))
     if merged:
@@ -114,3 +114,59 @@ def _after(later: Event, earlier: Event) -> bool:
     if later.when_seconds is None or earlier.when_seconds is None:
         return True
     return later.when_seconds >= earlier.when_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a node first reached something, or first failed.
+
+    Attributes:
+        clock: time of day as the node's own log has it, corrected for skew; empty where the log has no times.
+    """
+
+    clock: str
+    node: str
+    what: str
+    file: str
+    line: int
+
+    def to_json(self) -> dict[str, object]:
+        """The form that `--json` prints."""
+        return {
+            "clock": self.clock,
+            "node": self.node,
+            "what": self.what,
+            "file": self.file,
+            "line": self.line,
+        }
+
+
+MOMENTS = 80
+
+
+def moments(events: Sequence[Event], phases: Sequence[str]) -> list[Moment]:
+    """The phases that each node reached, and its first error, in the common order."""
+    seen: set[tuple[str, str]] = set()
+    result: list[Moment] = []
+    for event in events:
+        rule = event.rule
+        if isinstance(rule, Mark):
+            what = (
+                phases[rule.phase]
+                if rule.phase
+                else {"stop": "stop asked", "start": "start"}.get(rule.means, "")
+            )
+        else:
+            what = f"first error: {rule.id}" if rule.kind != "wait" else ""
+        key = (event.hit.node, "first error" if what.startswith("first error") else what)
+        if not what or key in seen:
+            continue
+        seen.add(key)
+        seconds = event.when_seconds
+        clock = (
+            ""
+            if seconds is None
+            else f"{int(seconds) // 3600 % 24:02d}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
+        )
+        result.append(Moment(clock, event.hit.node, what, event.hit.file, event.hit.line))
+    return result[:MOMENTS]

@@ -265,6 +265,7 @@ def launcher(
         "reserve_timeout_seconds": 120,
         "rank_addresses": [node.address for node in ranks],
         "executor": spec.executor,
+        "tp": spec.tp,
         "env": {
             **mark,
             **_WHOLE_LOGS,

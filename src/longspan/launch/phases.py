@@ -56,6 +56,19 @@ def rank_seen(line: str) -> RankSeen | None:
     return RankSeen(int(assigned[1]), int(assigned[2]), pid, address)
 
 
+def rank_of_title(title: str, tp: int) -> int | None:
+    """The rank of a worker by the title that vLLM gives its process ("VLLM::Worker_PP1_TP0"), or by the name of its
+    Ray actor ("vllm_Worker_3f2a_TP0_PP1"); None for other processes. A size of 1 leaves its part out.
+
+    Args:
+        tp: the tensor-parallel size; rank = PP rank x TP + TP rank.
+    """
+    if not re.match(r"(VLLM::|vllm_)Worker(_|$)", title):
+        return None
+    parts = {name: int(number) for name, number in re.findall(r"_(PP|TP)(\d+)(?=_|$)", title)}
+    return parts.get("PP", 0) * tp + parts.get("TP", 0)
+
+
 def phase_seen(line: str) -> EnginePhase | None:
     """The phase that a line proves, if any."""
     return next((phase for phase, pattern in _PHASES if pattern.search(line)), None)

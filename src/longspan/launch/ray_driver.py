@@ -11,14 +11,17 @@ everything else on its standard output is the engine's own log.
 import json
 import os
 import sys
+import threading
 import time
 from typing import Any
 
 import ray
+from ray._private.state import actors  # the only way to an actor's node without the dashboard
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from longspan.launch import engine_main
+from longspan.launch.phases import rank_of_title
 from longspan.launch.words import EVENT_MARK
 
 
@@ -99,6 +102,30 @@ def strategy(group: PlacementGroup, bundle: int) -> PlacementGroupSchedulingStra
     )
 
 
+def report_ranks(tp: int, world_size: int, others: set[str]) -> None:
+    """Reports where Ray's actor table has the executor's ranks, once all of them are alive.
+
+    They belong to the job of the engine core, which connects to Ray by itself, so they are told by their names.
+
+    Args:
+        others: the ids of actors that were there before us.
+    """
+    while True:
+        time.sleep(1)
+        alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorID"] not in others]
+        ranks = {rank_of_title(a["Name"], tp): a for a in alive}
+        ranks.pop(None, None)
+        if len(ranks) == world_size:
+            report(
+                "ranks",
+                ranks=[
+                    {"rank": rank, "pid": a["Pid"], "address": a["Address"]["IPAddress"]}
+                    for rank, a in sorted(ranks.items())
+                ],
+            )
+            return
+
+
 def run(wanted: dict[str, Any]) -> int:
     """Reserves, starts, and stays until the engine ends or this process is stopped."""
     runtime_env: dict[str, Any] = {"env_vars": wanted["env"]}
@@ -116,6 +143,7 @@ def run(wanted: dict[str, Any]) -> int:
     deadline = time.monotonic() + wanted["ray_timeout_seconds"]
     addresses = list(dict.fromkeys(wanted["rank_addresses"]))
     node_ids = nodes_by_address(addresses, len(wanted["rank_addresses"]), deadline)
+    others = set(actors())
     group = reserve(wanted, node_ids)
     if wanted["executor"] == "mp":
         holders = [
@@ -131,6 +159,9 @@ def run(wanted: dict[str, Any]) -> int:
     actor = ray.remote(num_cpus=0, num_gpus=0, max_restarts=0)(EngineFrontEnd)
     front = actor.options(scheduling_strategy=strategy(group, 0)).remote()
     report("front_end", **ray.get(front.describe.remote()))
+    threading.Thread(
+        target=report_ranks, args=(wanted["tp"], len(wanted["rank_addresses"]), others), daemon=True
+    ).start()
     ray.get(front.serve.remote(wanted["arguments"], wanted["front_env"]))
     return 0
 

@@ -8,16 +8,25 @@ replayed. The controller's loop feeds it and does what it says; a test feeds it 
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.finding import Finding
 from longspan.launch import commands, verdict
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.commands import Process
-from longspan.launch.phases import EnginePhase, RankSeen, later, phase_seen, rank_seen, strip_colour
+from longspan.launch.phases import (
+    EnginePhase,
+    RankSeen,
+    later,
+    phase_seen,
+    rank_of_title,
+    rank_seen,
+    strip_colour,
+)
 from longspan.launch.proof import Proof
 from longspan.launch.verdict import Evidence
 from longspan.launch.words import EVENT_MARK, KEY_FILE_VARIABLE, MARK_VARIABLE
@@ -203,6 +212,16 @@ class Paths:
         return f"{self.run_dir}/ray"
 
 
+class Ports(NamedTuple):
+    """Free ports of one node, all different: a rendezvous on Ray's own port ends the engine (EADDRINUSE)."""
+
+    ray: int
+    engine: int
+    ray_client: int
+    ray_agent: int
+    rendezvous: int
+
+
 @dataclass(slots=True)
 class Steps:
     """The state machine. Change it through `handle` only.
@@ -237,7 +256,7 @@ class Steps:
     stopped_in: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, CheckpointDigest | None] = field(default_factory=dict)
-    ports: dict[str, list[int]] = field(default_factory=dict)
+    ports: dict[str, Ports] = field(default_factory=dict)
     ray_address: str = ""
     gpus_seen: str = ""
     placement_group: str = ""
@@ -386,7 +405,7 @@ class Steps:
             actions += [
                 self._call(node.name, "facts", {"address": node.address, "model": self.spec.model}),
                 self._call(node.name, "write", {"files": files}),
-                self._call(node.name, "ports", {"address": node.address, "count": 4}),
+                self._call(node.name, "ports", {"address": node.address, "count": len(Ports._fields)}),
                 self._call(
                     node.name, "digest",
                     {"model": self.spec.model, "nonce": self.nonce, "full": self.spec.full_digest},
@@ -425,9 +444,11 @@ class Steps:
         elif what == "digest":
             self.digests[node] = CheckpointDigest.from_json(event.value) if event.value else None
         elif what == "ports":
-            self.ports[node] = event.value
+            self.ports[node] = Ports(*event.value)
         elif what == "first_token":
             return self._first_token(event.value)
+        elif what == "workers":
+            return self._workers_answered(node, event.value)
         elif what == "ranks":
             return self._ranks_answered(node, event.value)
         elif what == "reference":
@@ -491,12 +512,13 @@ class Steps:
         return None
 
     def _ray_start(self, node: NodeSpec, *, head: bool) -> Start:
-        port = self.ports[self.head.name][0]
+        port = self.ports[self.head.name].ray
         self.ray_address = f"{self.head.address}:{port}"
         return Start(
             node.name,
             commands.ray_start(
-                node, head=head, head_address=self.head.address, port=port, own_ports=self.ports[node.name][2:],
+                node, head=head, head_address=self.head.address, port=port,
+                own_ports=(self.ports[node.name].ray_client, self.ports[node.name].ray_agent),
                 temp_dir=f"{self.paths.ray_temp}/{node.name}", token_file=self.paths.ray_token,
             ),
         )  # fmt: skip
@@ -559,7 +581,7 @@ class Steps:
     def _ray_ready(self) -> list[Action]:
         """The head answers: the launcher waits for the other nodes' GPUs, the gateway starts beside it."""
         spec, paths = self.spec, self.paths
-        host, port = self.head.address, self.ports[self.head.name][1]
+        host, port = self.head.address, self.ports[self.head.name].engine
         self.engine_url = f"http://{host}:{port}"
         front_env = commands.front_environment(
             spec, ray_address=self.ray_address, key_file=paths.engine_key, config_dir=paths.vllm_config
@@ -591,6 +613,8 @@ class Steps:
             return self._launcher_error(event)
         elif kind == "reserved" and self.phase in {"ray", "reservation"}:
             return self._reserved(event)
+        elif kind == "ranks":
+            self._ranks_found([(int(r["rank"]), int(r["pid"]), str(r["address"])) for r in event["ranks"]])
         elif kind == "holders" and self.phase == "engine" and not self.gpu_ids:
             self.gpu_ids = [[int(i) for i in holder["gpu_ids"]] for holder in event["holders"]]
             return self._start_mp_ranks()
@@ -623,13 +647,13 @@ class Steps:
     def _start_mp_ranks(self) -> list[Action]:
         spec = self.spec
         arguments = commands.engine_arguments(
-            spec, host=self.head.address, port=self.ports[self.head.name][1]
+            spec, host=self.head.address, port=self.ports[self.head.name].engine
         )
         actions: list[Action] = []
         for node_rank, node in enumerate(self.nodes):
             held = [self.gpu_ids[rank] for rank, at in enumerate(spec.rank_nodes()) if at.name == node.name]
             process = commands.mp_rank(
-                spec, node, node_rank=node_rank, master_port=self.ports[self.head.name][0], arguments=arguments,
+                spec, node, node_rank=node_rank, master_port=self.ports[self.head.name].rendezvous, arguments=arguments,
                 gpu_ids=[gpu for ids in held for gpu in ids],
                 env={KEY_FILE_VARIABLE: self.paths.engine_key},
             )  # fmt: skip
@@ -650,13 +674,36 @@ class Steps:
                 return self._engine_ready()
         return []
 
+    def _ranks_found(self, found: list[tuple[int, int, str]]) -> None:
+        """Ranks as Ray's actor table or the process titles have them: (rank, pid, address)."""
+        for rank, pid, address in found:
+            self.ranks[rank] = RankSeen(rank, self.spec.world_size, pid, address)
+        if len(self.ranks) == self.spec.world_size:
+            self._engine_reached("joined")
+
     def _engine_reached(self, phase: EnginePhase) -> None:
         self.engine_phase = later(self.engine_phase, phase)
         self.engine_times.setdefault(phase, self.now)
 
     def _engine_ready(self) -> list[Action]:
-        """Before traffic: every node is asked which of the announced ranks really are its processes."""
+        """Before traffic: where are the ranks? Under mp only the first rank of a node says so in its log (vLLM 0.32),
+        so the agents read the process titles that vLLM gives its workers."""
         self._enter("gateway")
+        if self.spec.executor == "mp":
+            arguments = {"mark": self.mark, "joined": bool(self.spec.ray_address)}
+            return [self._call(node.name, "workers", arguments) for node in self.nodes]
+        return self._confirm_ranks()
+
+    def _workers_answered(self, node: str, titles: dict[str, str]) -> list[Action]:
+        address = next(n.address for n in self.nodes if n.name == node)
+        named = [(rank_of_title(title, self.spec.tp), int(pid)) for pid, title in titles.items()]
+        self._ranks_found([(rank, pid, address) for rank, pid in named if rank is not None])
+        if any(call.startswith("workers:") for call in self.waiting):
+            return []
+        return self._confirm_ranks()
+
+    def _confirm_ranks(self) -> list[Action]:
+        """Every node is asked which of the announced ranks really are its processes, and on which GPUs."""
         pids = [seen.pid for seen in self.ranks.values()]
         arguments = {"pids": pids, "mark": self.mark, "joined": bool(self.spec.ray_address)}
         return [self._call(node.name, "ranks", arguments) for node in self.nodes]
@@ -762,10 +809,21 @@ class Steps:
         return f" Not answered: {', '.join(sorted(self.waiting))}." if self.waiting else ""
 
 
+_PREFIX = re.compile(r"^(?:\([^)]*\) ?)+")
+_EXCEPTION = re.compile(
+    r"^(?:\([^)]*\) ?)*(?:[\w.]+\.)?\w*(?:Error|Exception|Exit)\b: \S|\bERROR\b.*\b\w+(?:Error|Exception)\b: "
+)
+
+
 def _cause(tail: list[str]) -> str:
-    """The line of a log that most likely says why: the first error, not the last wrapper."""
-    for line in tail:
-        text = strip_colour(line)
-        if ("Error" in text or "error:" in text) and "Traceback" not in text:
-            return f"Its log says: {text.strip()[:400]}"
-    return f"Its last line: {strip_colour(tail[-1]).strip()[:400]}" if tail else "It wrote no log."
+    """The lines of a log that most likely say why: the first exception's, not the last wrapper's."""
+    lines = [strip_colour(line).rstrip() for line in tail]
+    for index, line in enumerate(lines):
+        if _EXCEPTION.search(line) and " WARNING " not in line:
+            # pydantic says what is wrong in the line below, indented.
+            below = lines[index + 1] if index + 1 < len(lines) else ""
+            below = _PREFIX.sub("", below)
+            more = below.strip() if below[:1].isspace() else ""
+            return f"Its log says: {_PREFIX.sub('', line)} {more}".rstrip()[:600]
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"Its last line: {last.strip()[:400]}" if last else "It wrote no log."

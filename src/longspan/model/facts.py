@@ -175,6 +175,7 @@ class ModelFacts:
         kv_dtype: of the KV cache as the checkpoint asks for it: `auto` (the activation dtype) or `fp8`.
         mtp_layers: multi-token-prediction layers in the file; not loaded unless speculative decoding is on.
         final_params: norms and the like outside layers and embeddings.
+        residual_streams: copies of the hidden state that a token carries (hyper-connections of DeepSeek-V4).
         rope_values: values of the rotary tables that every rank keeps.
         weight_file_bytes: bytes of the safetensors files, where known from an index.
     """
@@ -195,6 +196,7 @@ class ModelFacts:
     final_params: int = 0
     position_params: int = 0
     rope_values: int = 0
+    residual_streams: int = 1
     weight_file_bytes: int | None = None
     weight_file_source: str = ""
 

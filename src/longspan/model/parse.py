@@ -60,6 +60,7 @@ def parse_config(
         mtp_layers=f.optional("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
         final_params=hidden * (2 if f.type in known.LAYER_NORM else 1),
         rope_values=rope_values(f),
+        residual_streams=f.optional("hc_mult") or 1,
         position_params=hidden * f.optional("n_positions") if f.type == "gpt2" else 0,
     )
 

@@ -7,7 +7,6 @@ from longspan.model import fields as known
 from longspan.model.facts import (
     Attention,
     CompressedAttention,
-    Experts,
     FeedForward,
     Indexer,
     LatentAttention,
@@ -16,6 +15,7 @@ from longspan.model.facts import (
     Recurrent,
 )
 from longspan.model.fields import Fields
+from longspan.model.parse_feeds import parse_dense, parse_experts, parse_feeds
 
 # hybrid_override_pattern of Nemotron-H: Mamba, attention, feed-forward, experts.
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -103,9 +103,9 @@ def _layer(f: Fields, index: int, kind: str, one_part: bool) -> Layer:
     norms = 4 if f.type in known.FOUR_NORMS else 1 if one_part or f.type in known.PARALLEL_NORM else 2
     norm_params = norms * hidden * (2 if f.type in known.LAYER_NORM else 1)
     if one_part:
-        feeds = (_experts(f),) if kind == "moe" else (_dense(f),) if kind in {"mlp", "ffn"} else ()
+        feeds = (parse_experts(f),) if kind == "moe" else (parse_dense(f),) if kind in {"mlp", "ffn"} else ()
         return Layer(None if feeds else _mixer(f, index, kind), feeds, norm_params)
-    return Layer(_mixer(f, index, kind), _feeds(f, index), norm_params + _extra_norms(f, hidden))
+    return Layer(_mixer(f, index, kind), parse_feeds(f, index), norm_params + _extra_norms(f, hidden))
 
 
 def _extra_norms(f: Fields, hidden: int) -> int:
@@ -254,86 +254,6 @@ def _recurrent(f: Fields) -> Recurrent:
         f.count("mamba_num_heads", "mamba_n_heads", default=max(1, inner // head_dim)), head_dim,
         f.count("conv_kernel", "mamba_d_conv", default=4), dtype,
     )  # fmt: skip
-
-
-def _gated(f: Fields) -> bool:
-    act = str(
-        f.get("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function", default="silu")
-    )
-    return f.type not in known.UNGATED and act not in {"relu2", "gelu_new", "relu", "gelu_fast"}
-
-
-def _dense(f: Fields) -> FeedForward:
-    size = f.get("dense_intermediate_size", "intermediate_size_mlp") if _experts_count(f) else None
-    if size is None:
-        hidden = f.count("hidden_size", "n_embd", "d_model")
-        default = 4 * hidden if f.type in known.UNGATED else None
-        size = f.count("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=default)
-    return FeedForward(
-        int(size), _gated(f), bool(f.get("mlp_bias", "use_bias", default=f.type in known.LINEAR_BIAS))
-    )
-
-
-def _experts_count(f: Fields) -> int:
-    return f.optional("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
-
-
-def _feeds(f: Fields, index: int) -> tuple[FeedForward | Experts, ...]:
-    if _experts_count(f) <= 1 or not _is_sparse(f, index):
-        return (_dense(f),)
-    # Gemma-4's mixture stands beside a dense branch, not in its place.
-    return (_dense(f), _experts(f)) if f.get("enable_moe_block") else (_experts(f),)
-
-
-def _is_sparse(f: Fields, index: int) -> bool:
-    """Whether layer `index` has experts."""
-    kinds = f.get("mlp_layer_types")
-    if isinstance(kinds, list) and index < len(kinds):
-        return str(kinds[index]) == "sparse"
-    if index in set(f.get("mlp_only_layers") or []):
-        return False
-    enum = f.get("moe_layers_enum")
-    if enum:
-        return str(index) in str(enum).split(",")
-    freq = f.get("moe_layer_freq", "moe_layer_frequency")
-    if isinstance(freq, list):
-        return bool(freq[index])
-    if index < f.optional("first_k_dense_replace"):
-        return False
-    if f.get("decoder_sparse_step"):
-        return (index + 1) % f.count("decoder_sparse_step") == 0
-    if f.get("interleave_moe_layer_step"):
-        return (index + 1) % f.count("interleave_moe_layer_step") == 0
-    if f.get("expert_layer_period"):
-        return index % f.count("expert_layer_period") == f.optional("expert_layer_offset")
-    return index % freq == 0 if freq else True
-
-
-def _experts(f: Fields) -> Experts:
-    size = f.count("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
-    latent = f.optional("moe_latent_size", "routed_expert_hidden_size")
-    shared = f.optional(
-        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim"
-    )
-    if not shared:
-        number = f.optional("n_shared_experts", "num_shared_experts", "num_shared_expert")
-        number = number or (1 if f.type in known.ALWAYS_SHARED_EXPERT else 0)
-        shared = number * (f.optional("shared_intermediate_size") or size)
-    return Experts(
-        count=_experts_count(f),
-        top_k=f.count(
-            "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk"
-        ),
-        intermediate=size,
-        width=latent or f.count("hidden_size"),
-        shared_intermediate=shared,
-        shared_gate=bool(f.optional("shared_expert_intermediate_size")),
-        gated=_gated(f),
-        bias=f.type == "gpt_oss",
-        correction_bias=bool(
-            f.get("use_routing_bias", "use_moe_router_bias") or f.get("topk_method") == "noaux_tc"
-        ),
-    )
 
 
 def _pruned_layers(f: Fields, blocks: list[dict[str, Any]]) -> tuple[Layer, ...]:

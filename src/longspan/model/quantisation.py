@@ -7,7 +7,7 @@ differently, so a rule is tried against the common spellings of a name.
 import re
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil
 
 
@@ -77,6 +77,10 @@ _ALIASES = (
 )
 
 
+_LAYER_NUMBER = re.compile(r"layers\.(\d+)(?:\.|$)")
+
+
+@cache
 def spellings(name: str) -> tuple[str, ...]:
     """The names under which checkpoints know a module: `mlp` is also `ffn`, `block_sparse_moe`, `mixer`, ..."""
     names = [name]
@@ -151,8 +155,15 @@ class Quantisation:
         }
 
     @cached_property
-    def _loose(self) -> tuple[Rule, ...]:
-        return tuple(r for r in self.rules if not (r.is_plain and "." in tail(r.pattern)))
+    def _loose(self) -> dict[str, tuple[Rule, ...]]:
+        """Rules that are not whole names, by the layer number they mention; "" holds those that mention none."""
+        buckets: dict[str, list[Rule]] = {"": []}
+        for rule in self.rules:
+            if rule.is_plain and "." in tail(rule.pattern):
+                continue
+            number = _LAYER_NUMBER.match(tail(rule.pattern))
+            buckets.setdefault(number[1] if number else "", []).append(rule)
+        return {number: tuple(rules) for number, rules in buckets.items()}
 
     def scheme(self, name: str) -> Scheme | None:
         """The scheme of the linear layer `name` (without `.weight`), or None where it keeps the activation dtype."""
@@ -165,7 +176,8 @@ class Quantisation:
                 inner = ".".join(parts[:n])
                 if inner in self._exact:
                     return self._exact[inner]
-        for rule in self._loose:
+        number = _LAYER_NUMBER.match(name)
+        for rule in (*self._loose.get(number[1] if number else "-", ()), *self._loose[""]):
             if any(rule.matches(spelled) for spelled in known):
                 return rule.scheme
         if ".experts." in name and self.experts is not None:

@@ -69,7 +69,8 @@ def resolve(settings: EngineSettings, facts: ModelFacts, gpu: GpuMemory) -> Reso
     if tokens is None:
         tokens = 16384 if gpu.total_bytes >= 160 * GIB else 8192 if large else 2048
         if settings.version < V1_DEFAULT:
-            tokens = max(2048, length)
+            # Chunked prefill was on for long contexts only; otherwise a batch held a whole prompt.
+            tokens = 2048 if length > 32768 else max(2048, length)
     tokens = max(tokens, seqs) if settings.max_num_batched_tokens is None else tokens
     default = 0.92 if settings.version >= UTILISATION_RAISED else 0.90
     return Resolved(

@@ -4,6 +4,7 @@ Repeats vLLM's `v1/kv_cache_interface.py` and `v1/core/kv_cache_utils.py` (read 
 of page sizes and grouping. Sizes are of one rank.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +28,9 @@ STATES_ALIGNED: Version = (0, 20, 0)
 # The log line "GPU KV cache size" became concurrency x max_model_len; before: blocks of one group x block size.
 TOKENS_BY_CONCURRENCY: Version = (0, 21, 0)
 # Window layers reserve for every batch in flight; before, for one.
-IN_FLIGHT_BATCHES: Version = (0, 21, 0)
+IN_FLIGHT_BATCHES: Version = (0, 27, 0)
+# A packed block is as wide as the widest group since 0.24.
+PACKED_BY_GROUP: Version = (0, 24, 0)
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,11 @@ class CacheLayout:
 
     groups: tuple[Group, ...]
     dcp: int = 1
+    packed_bytes: int = 0
 
     def block_bytes(self, start: int, end: int) -> int:
         """Bytes that one block id costs on a stage: the widest group there."""
-        return max((g.stage_bytes(start, end) for g in self.groups), default=0)
+        return self.packed_bytes or max((g.stage_bytes(start, end) for g in self.groups), default=0)
 
     def token_bytes(self, start: int, end: int) -> float:
         """Bytes that each further token of a long request costs on a stage: layers that see everything."""
@@ -152,18 +156,40 @@ def _mixer_specs(facts: ModelFacts, m: object, tp: int, value: float, block: int
             found.append(Spec("full", block, block * (m.indexer.head_dim + m.indexer.head_dim // 128 * 4)))
         return found
     if isinstance(m, CompressedAttention):
-        # 448 FP8 values, 64 BF16 rotary values and scales: 584 bytes an entry (vLLM `deepseek_v4`), both for the raw
-        # tokens of the window and for compressed ones.
-        entry = m.head_dim - m.rope_dim + 2 * m.rope_dim + 8
-        found = [Spec("sliding", SPARSE_BLOCK, SPARSE_BLOCK * entry, m.window, dcp=False)]
-        if m.ratio:
-            states = max(1, COMPRESSED_BLOCK // m.ratio)
-            page = -(-states * entry // 576) * 576
-            if m.indexer:
-                page += states * (m.indexer.head_dim + 4)
-            found.append(Spec("full", COMPRESSED_BLOCK, page))
-        return found
+        return _compressed_specs(m, nvfp4=value < 1)
     return []
+
+
+def _compressed_specs(m: CompressedAttention, nvfp4: bool) -> list[Spec]:
+    """DeepSeek-V4 (vLLM `models/deepseek_v4`): raw tokens of the window, compressed entries, index keys, compressor states.
+
+    An entry is 448 FP8 values, 64 BF16 rotary values and scales: 584 bytes. Compressor states are FP32 and slide over twice
+    the ratio (4) or the ratio (128); pages are padded to 576 bytes.
+    """
+    nope = m.head_dim - m.rope_dim
+    entry = nope // 2 + nope // 16 + 2 * m.rope_dim + 4 if nvfp4 else nope + 2 * m.rope_dim + 8
+    found = [Spec("sliding", SPARSE_BLOCK, _padded(SPARSE_BLOCK * entry), m.window, dcp=False)]
+    if not m.ratio:
+        return found
+    states = max(1, COMPRESSED_BLOCK // m.ratio)
+    overlap = 2 if m.ratio == 4 else 1
+    block = 4 if m.ratio == 4 else 8
+    found.append(Spec("full", COMPRESSED_BLOCK, _padded(states * entry)))
+    found.append(
+        Spec("sliding", block, _padded(block * 2 * overlap * m.head_dim * 4), overlap * m.ratio, dcp=False)
+    )
+    if m.indexer:
+        width = m.indexer.head_dim
+        found.append(Spec("full", COMPRESSED_BLOCK, _padded(states * (width + 4))))
+        found.append(
+            Spec("sliding", block, _padded(block * 2 * overlap * width * 4), overlap * m.ratio, dcp=False)
+        )
+    return found
+
+
+def _padded(size: int) -> int:
+    """FlashMLA's packing stride of DeepSeek-V4 pages."""
+    return -(-size // 576) * 576
 
 
 def layer_specs(
@@ -223,14 +249,18 @@ def cache_layout(
     of the smallest kind's number of layers (or of the largest's, if that is less than half as many again).
     """
     known: dict[tuple[object, ...], CacheLayout] = facts.__dict__.setdefault("_cache_layouts", {})
-    key = (tp, kv_dtype, dcp, block_size, version >= STATES_ALIGNED)
+    key = (tp, kv_dtype, dcp, block_size, version >= STATES_ALIGNED, version < PACKED_BY_GROUP)
     if key not in known:
         flat = [
             (i, s)
             for i, specs in enumerate(layer_specs(facts, tp, kv_dtype, block_size, version))
             for s in specs
         ]
-        known[key] = CacheLayout(tuple(_groups(facts, flat)), dcp)
+        groups = tuple(_groups(facts, flat))
+        packed = (
+            any(isinstance(x.mixer, CompressedAttention) for x in facts.layers) and version < PACKED_BY_GROUP
+        )
+        known[key] = CacheLayout(groups, dcp, _packed_block_bytes(groups) if packed else 0)
     return known[key]
 
 
@@ -254,11 +284,36 @@ def _groups(facts: ModelFacts, flat: Sequence[tuple[int, Spec]]) -> list[Group]:
 
 
 def _packed(flat: Sequence[tuple[int, Spec]]) -> list[Group]:
-    """DeepSeek-V4's packed pool: one group of compressed entries; windows fill groups no wider than that one."""
-    full = [(i, s) for i, s in flat if s.kind == "full"]
-    windows = [(i, s) for i, s in flat if s.kind != "full"]
-    width = sum(s.page_bytes for _, s in full)
-    per_group = max(1, width // max(s.page_bytes for _, s in windows))
-    count = ceil(len(windows) / per_group)
-    parts = [full] + [windows[k::count] for k in range(count)]
-    return [Group(tuple(i for i, _ in part), tuple(s for _, s in part)) for part in parts if part]
+    """DeepSeek-V4's packed pool (vLLM `_get_packed_kv_cache_groups`): V4-Flash makes five groups.
+
+    Layers of one block size and window share a bucket; buckets are cut into groups of as many layers as pad least, at least as
+    many as the largest bucket that mixes page sizes.
+    """
+    buckets: dict[tuple[str, int, int], list[tuple[int, Spec]]] = {}
+    for i, s in flat:
+        buckets.setdefault((s.kind, s.window, s.block_size), []).append((i, s))
+    counts = {key: list(Counter(s.page_bytes for _, s in bucket).values()) for key, bucket in buckets.items()}
+    balanced = {key for key, found in counts.items() if len(set(found)) == 1}
+    floor = max((counts[key][0] for key in balanced if len(counts[key]) > 1), default=0)
+    repeats = _least_padding([counts[key][0] for key in balanced], floor) if floor else 0
+    groups = []
+    for key, bucket in buckets.items():
+        count = ceil(counts[key][0] / repeats) if key in balanced and repeats else 1
+        pages = sorted({s.page_bytes for _, s in bucket})
+        by_page = [[item for item in bucket if item[1].page_bytes == page] for page in pages]
+        for k in range(count):
+            part = [item for column in by_page for item in column[k::count]]
+            groups.append(Group(tuple(i for i, _ in part), tuple(s for _, s in part)))
+    return groups
+
+
+def _least_padding(sizes: Sequence[int], floor: int) -> int:
+    """The group size that wastes the fewest layers, the larger of equals (vLLM `_approximate_gcd`)."""
+    return min(range(floor, max(sizes) + 1), key=lambda d: (sum(-x % d for x in sizes), -d), default=floor)
+
+
+def _packed_block_bytes(groups: Sequence[Group]) -> int:
+    """Until 0.23 a packed block held every page size once per repeat (a log of 0.22 in vllm#44376 is met to the block)."""
+    repeats = max(max(Counter(s.page_bytes for s in g.specs).values()) for g in groups)
+    full = next(g for g in groups if any(s.kind == "full" for s in g.specs))
+    return repeats * sum({s.page_bytes for s in full.specs})

@@ -159,20 +159,26 @@ def _pipeline(facts: ModelFacts, layout: Layout, setting: Setting) -> Rejection 
     return None
 
 
+def _context_size(facts: ModelFacts, layout: Layout, setting: Setting) -> Rejection | None:
+    """Checked before anything about the model: vLLM's ParallelConfig knows none."""
+    tp, dcp = layout.tp, layout.dcp
+    if tp % dcp == 0:
+        return None
+    legal = tuple(d for d in range(1, tp + 1) if tp % d == 0)
+    return Rejection(
+        layout,
+        "dcp",
+        f"tp_size={tp} must be divisible by dcp_size={dcp}.",
+        f"DCP {dcp} does not divide TP {tp}; legal DCP sizes are {_words(legal)}.",
+        legal,
+        "vllm/config/parallel.py _validate_parallel_config",
+    )
+
+
 def _context(facts: ModelFacts, layout: Layout, setting: Setting) -> Rejection | None:
     tp, dcp = layout.tp, layout.dcp
     if dcp == 1:
         return None
-    if tp % dcp:
-        legal = tuple(d for d in range(1, tp + 1) if tp % d == 0)
-        return Rejection(
-            layout,
-            "dcp",
-            f"tp_size={tp} must be divisible by dcp_size={dcp}.",
-            f"DCP {dcp} does not divide TP {tp}; legal DCP sizes are {_words(legal)}.",
-            legal,
-            "vllm/config/parallel.py _validate_parallel_config",
-        )
     if facts.is_mla:
         return None
     kv, heads = facts.kv_heads, facts.heads
@@ -269,7 +275,7 @@ def _nodes(facts: ModelFacts, layout: Layout, setting: Setting) -> Rejection | N
     return None
 
 
-RULES: tuple[Rule, ...] = (_heads, _expert_parallel, _pipeline, _context, _eplb)
+RULES: tuple[Rule, ...] = (_context_size, _heads, _expert_parallel, _pipeline, _context, _eplb)
 
 # Architectures of vLLM 0.32 whose class does not implement SupportsPP (read from its model sources).
 NO_PIPELINE = frozenset(

@@ -42,7 +42,7 @@ def expert_count(facts: ModelFacts, layout: Layout, version: Version) -> Rejecti
         return None
     return Rejection(
         layout,
-        "experts",
+        "expert-count",
         f"Tensor parallel size {layout.tp} is greater than the number of experts {experts.count}.",
         f"TP {layout.tp} is more than the {experts.count} experts.",
         source="vllm/model_executor/models (MoE blocks)",

@@ -4,10 +4,12 @@ The forms follow what vLLM allocates in its profiling run; the constants are fit
 H100 (llm-d-planner, Apache-2.0; see docs/calibration.md for the fit and its error on models it did not see).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from longspan.model.facts import (
     Attention,
+    CompressedAttention,
     Experts,
     FeedForward,
     LatentAttention,
@@ -16,7 +18,7 @@ from longspan.model.facts import (
     Recurrent,
 )
 from longspan.plan import Layout
-from longspan.planner.engine import GpuMemory, Resolved
+from longspan.planner.engine import V1_DEFAULT, GpuMemory, Resolved
 from longspan.planner.rank_weights import stage_bounds
 from longspan.planner.versions import Version
 from longspan.units import GIB
@@ -33,9 +35,10 @@ class SamplerCost:
 # Logits themselves (activation dtype) come on top. 0.14 to 0.16 sorted whole vocabularies with their indices; from 0.17 on not.
 # 0.12 and 0.13 were not measured; the step to 0.14 is dated by reports of out-of-memory after an upgrade from 0.11.2.
 SAMPLER = (
-    SamplerCost((0, 17, 0), 12.87),
-    SamplerCost((0, 14, 0), 36.1),
-    SamplerCost((0, 0, 0), 13.9),
+    SamplerCost((0, 17, 0), 12.54),
+    SamplerCost((0, 14, 0), 36.03),
+    SamplerCost((0, 8, 0), 12.6),
+    SamplerCost((0, 0, 0), 2.0),  # the old engine's profiling run sampled a few tokens only
 )
 CONSTANT_BYTES = round(0.048 * GIB)
 MULTIMODAL_BYTES = round(0.07 * GIB)
@@ -67,7 +70,7 @@ def _layer_forward(facts: ModelFacts, layer: Layer, layout: Layout, settings: Re
         wide = max(wide, (2 * mixer.conv_channels + 3 * mixer.value_heads * mixer.value_dim) / tp)
     elif isinstance(mixer, Attention):
         wide = max(wide, (2 * mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim / tp)
-    total = tokens * (wide + 4 * facts.hidden) * size
+    total = tokens * (wide + 4 * facts.hidden * facts.residual_streams) * size
     if isinstance(mixer, LatentAttention):
         gathered = min(max(8 * settings.max_model_len, 64 * settings.max_num_seqs), MLA_WORKSPACE_TOKENS)
         total += gathered * (mixer.heads / tp) * (mixer.nope_dim + mixer.v_dim) * size
@@ -109,9 +112,19 @@ def activation_bytes(facts: ModelFacts, layout: Layout, stage: int, settings: Re
         peak += _moe_workspace(facts, experts, layout, settings)
     if facts.tower and stage == 0:
         peak += hidden + MULTIMODAL_BYTES
-    if any(isinstance(x.mixer, LatentAttention) and x.mixer.indexer for x in layers):
-        peak += settings.max_model_len * INDEXER_ROWS * INDEXER_ROW_BYTES
-    return peak
+    return peak + _indexer_workspace(layers, settings)
+
+
+def _indexer_workspace(layers: Iterable[Layer], settings: Resolved) -> float:
+    """Keys that a sparse indexer gathers for prefill; DeepSeek-V4 gathers compressed ones."""
+    sizes = [0.0]
+    for layer in layers:
+        mixer = layer.mixer
+        if isinstance(mixer, LatentAttention) and mixer.indexer:
+            sizes.append(float(settings.max_model_len))
+        elif isinstance(mixer, CompressedAttention) and mixer.indexer:
+            sizes.append(settings.max_model_len / mixer.ratio)
+    return max(sizes) * INDEXER_ROWS * INDEXER_ROW_BYTES
 
 
 def non_torch_bytes(layout: Layout, settings: Resolved, gpu: GpuMemory) -> float:
@@ -119,6 +132,8 @@ def non_torch_bytes(layout: Layout, settings: Resolved, gpu: GpuMemory) -> float
 
     TP on a fabric (NVLink) allocates all-reduce work areas, 2.1 GiB from 0.18 on; without one only NCCL's own.
     """
+    if settings.version < V1_DEFAULT:
+        return (0.25 if layout.tp > 1 else 0.16) * GIB  # logs in vllm#13061 and vllm#12126
     modern = settings.version >= (0, 18, 0)
     if layout.tp > 1:
         if modern and gpu.fabric:
@@ -131,20 +146,28 @@ def non_torch_bytes(layout: Layout, settings: Resolved, gpu: GpuMemory) -> float
 
 # The estimate of CUDA graphs is subtracted from the pool since 0.21.
 GRAPHS_SUBTRACTED: Version = (0, 21, 0)
-_USUAL_SIZES = 51  # captured batch sizes up to 512
+_USUAL_SIZES = 51  # captured batch sizes of the measured runs, up to 512
+_GRAPH_BASE_GIB = 0.25
+
+
+def captured_sizes(facts: ModelFacts, settings: Resolved) -> int:
+    """How many batch sizes are captured: 1, 2, 4, eights to 256, sixteens to twice max_num_seqs, at most 512.
+
+    gpt-oss captures up to 1024 (vLLM `GptOssForCausalLMConfig`).
+    """
+    largest = min(2 * settings.max_num_seqs, 1024 if facts.model_type == "gpt_oss" else 512)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    return sum(size <= largest for size in sizes)
 
 
 def cuda_graph_bytes(facts: ModelFacts, layout: Layout, stage: int, settings: Resolved) -> float:
-    """Memory of the captured graphs: a base, more for deep and wide models, for experts and for MLA; per captured size.
-
-    gpt-oss captures up to 1024 (vLLM `GptOssForCausalLMConfig`), so its graphs are 83 instead of 51.
-    """
+    """Memory of the captured graphs: a base, and more for every captured size in deep and wide models, experts and MLA."""
     if settings.eager:
         return 0.0
     start, end = stage_bounds(facts, layout)[stage]
     layers = facts.layers[start:end]
     moe = sum(any(isinstance(f, Experts) for f in x.feeds) for x in layers)
     mla = sum(isinstance(x.mixer, LatentAttention) for x in layers)
-    sizes = 83 if facts.model_type == "gpt_oss" else _USUAL_SIZES
     size = 0.68 + 0.0093 * moe + 0.0177 * mla + 0.176 * facts.hidden * len(layers) / 1e5
-    return max(0.3, size - (0.18 if layout.tp > 1 else 0.0)) * sizes / _USUAL_SIZES * GIB
+    size = max(0.3, size - (0.18 if layout.tp > 1 else 0.0))
+    return (_GRAPH_BASE_GIB + (size - _GRAPH_BASE_GIB) * captured_sizes(facts, settings) / _USUAL_SIZES) * GIB

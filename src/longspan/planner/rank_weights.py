@@ -5,6 +5,7 @@ dense layers and shared experts are copied over DP.
 """
 
 from collections import Counter
+from dataclasses import replace
 from math import ceil
 
 from longspan.model.facts import LatentAttention, ModelFacts
@@ -97,6 +98,38 @@ def padded_vocab(facts: ModelFacts) -> int:
     return _round_up(facts.vocab, VOCAB_PADDING)
 
 
+# Matrices that vLLM keeps in one tensor.
+_FUSED = {
+    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up", "q_a_proj": "qkv_a",
+    "kv_a_proj_with_mqa": "qkv_a", "in_proj_qkv": "in_proj_qkvz", "in_proj_z": "in_proj_qkvz",
+}  # fmt: skip
+_MIB = 1 << 20
+
+
+def allocator_waste(size_bytes: float) -> float:
+    """What PyTorch's allocator adds to one large tensor.
+
+    Above 10 MiB a segment is a multiple of 2 MiB, and a rest of up to 1 MiB is not split off (CUDACachingAllocator:
+    kMinLargeAlloc, kRoundLarge, kSmallSize), so it counts as allocated.
+    """
+    if size_bytes < 10 * _MIB:
+        return 0.0
+    rest = -size_bytes % (2 * _MIB)
+    return rest if rest <= _MIB else 0.0
+
+
+def _layer_waste(
+    layer: tuple[Matrix, ...], layout: Layout, value: int, redundant_experts: int, version: Version
+) -> float:
+    tensors: dict[str, float] = {}
+    for m in layer:
+        stem, _, last = m.name.rpartition(".")
+        bare = replace(m, scheme=Scheme(m.scheme.name, m.scheme.bits)) if m.scheme else m
+        key = f"{stem}.{_FUSED.get(last, last)}"
+        tensors[key] = tensors.get(key, 0.0) + matrix_bytes(bare, layout, value, redundant_experts, version)
+    return sum(allocator_waste(size) for size in tensors.values())
+
+
 def rank_weights(
     facts: ModelFacts,
     layout: Layout,
@@ -114,12 +147,14 @@ def rank_weights(
     start, end = stage_bounds(facts, layout)[stage]
     value = facts.dtype_bytes
     sums: dict[str, float] = {}
+    waste = 0.0
     kinds, index = layer_kinds(facts)
     for kind, count in Counter(index[start:end]).items():
         for m in kinds[kind]:
             sums[m.part] = sums.get(m.part, 0.0) + count * matrix_bytes(
                 m, layout, value, redundant_experts, version
             )
+        waste += count * _layer_waste(kinds[kind], layout, value, redundant_experts, version)
     absorbed = _absorbed(facts, layout, start, end) if facts.is_mla else 0.0
     if absorbed:
         sums["attention"] = sums.get("attention", 0.0) + absorbed
@@ -135,6 +170,9 @@ def rank_weights(
     if first and facts.tower:
         split = 1 if encoder_data_parallel or facts.tower.heads % layout.tp else layout.tp
         sums["encoder"] = (facts.tower.encoder_params / split + facts.tower.projector_params / split) * value
+    waste += sum(allocator_waste(sums.get(name, 0.0)) for name in ("embedding", "head"))
+    if waste:
+        sums["allocator rounding"] = waste
     if facts.rope_values:
         sums["rotary tables"] = float(facts.rope_values * value)
     return tuple(Part(name, size) for name, size in sums.items())

@@ -30,10 +30,10 @@ RULES: tuple[Rule, ...] = (
         source="https://github.com/gpustack/gpustack/issues/1254", also=("driver-too-old",),
     ),
     Rule(
-        id="cuda-802", cause="fabricmanager-down", words="error fabric fabricmanager nvswitch system cuda_error_system_not_ready cudaerrorsystemnotready",
+        id="cuda-802", cause="fabricmanager-down", words="error progress manager fabric fabricmanager nvswitch system cuda_error_system_not_ready cudaerrorsystemnotready",
         weight=0.93, any_level=True,
-        pattern=r"Error 802\b|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|fabric ?manager.{0,80}(?:not running|[Ff]ailed|mismatch|inactive)"
-        r"|NVSwitch.{0,60}(?:not initiali|failed to initiali)",
+        pattern=r"Error 802\b|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|[Ff]abric ?[Mm]anager.{0,80}(?:not running|[Ff]ailed|mismatch|inactive|(?:don't|doesn't|not) match)"
+        r"|^\s*State\s+: In Progress|NVSwitch.{0,60}(?:not initiali|failed to initiali)",
         example="RuntimeError: CUDA error: system not yet initialized",
         source="https://github.com/MiniMax-AI/MiniMax-M2.5/issues/9",
     ),
@@ -82,9 +82,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # Memory.
     Rule(
-        id="gpu-memory-taken", cause="gpu-memory-taken", words="free memory", weight=0.93, launch_only=True,
+        id="gpu-memory-taken", cause="gpu-memory-taken", words="free memory busy", weight=0.93, launch_only=True,
         pattern=r"Free memory on device.{0,80}on startup is less than|Free memory on device.{0,200}less than desired GPU memory utilization"
-        r"|Error in memory profiling\. Initial free memory|less than the engine's budget",
+        r"|Error in memory profiling\. Initial free memory|less than the engine's budget|CUDA-capable device\(s\) is/are busy or unavailable",
         example="ValueError: Free memory on device (12.1/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB).",
         source="https://github.com/pytorch/pytorch/issues/175666", question="`nvidia-smi`: which process holds the memory?",
     ),
@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="kv-too-small", cause="oom-kv-cache", words="cache kv", weight=0.95, launch_only=True,
-        pattern=r"No available memory for the cache blocks|KV cache is needed, which is larger than the available|max seq len.{0,80}is larger than the maximum number of tokens"
+        pattern=r"No available memory for the cache blocks|KV cache is needed|To serve at least one request with the models?'s? max|is larger than the maximum number of tokens that can be stored"
         r"|larger than the available KV cache memory|KV cache.{0,40}(?:not|in)sufficient",
         example="ValueError: To serve at least one request with the model's max seq len (131072), (4.54 GiB KV cache is needed, which is larger "
         "than the available KV cache memory (1.71 GiB).",

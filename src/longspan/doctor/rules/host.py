@@ -26,7 +26,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="ray-oom", cause="oom-host-ram", words="pressure outofmemoryerror memory", weight=0.93, any_level=True,
-        pattern=r"(?P<count>[1-9]\d*) Workers? \(tasks / actors\) killed due to memory pressure|running low on memory"
+        pattern=r"(?<!\b0 Workers \(tasks / actors\) )killed due to memory pressure|running low on memory"
         r"|ray\.exceptions\.OutOfMemoryError|killed (?:worker|due to).{0,40}(?:memory pressure|node memory)|memory usage (?:on the node )?.{0,60}exceeds? the.{0,20}threshold",
         example="(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node.",
         source=_VLLM + "1160",
@@ -39,12 +39,18 @@ RULES: tuple[Rule, ...] = (
         source="https://slurm.schedmd.com/slurm.conf.html",
     ),
     Rule(
-        id="host-alloc", cause="oom-host-ram", words="defaultcpuallocator bad_alloc memoryerror allocate mmap malloc", weight=0.85,
+        id="host-alloc", cause="oom-host-ram", decide="host_alloc", also=("weights-corrupt",), words="defaultcpuallocator bad_alloc memoryerror allocate mmap malloc", weight=0.85,
         pattern=r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc|^(?:\S+ )*MemoryError\b|OSError: \[Errno 12\]"
         r"|(?:fork|clone|mmap|unable to mmap)\b.{0,80}Cannot allocate memory|numpy\S*_ArrayMemoryError",
         example="RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
         "allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)",
         source="https://github.com/pytorch/pytorch/blob/main/c10/core/CPUAllocator.cpp",
+    ),
+    Rule(
+        id="cpu-memory", cause="oom-host-ram", words="available", weight=0.75, launch_only=True,
+        pattern=r"Available memory on node \d+ .{0,60}less than desired CPU memory utilization",
+        example="ValueError: Available memory on node 0 (3.1/31.0 GiB) on startup is less than desired CPU memory utilization (0.9, 27.9 GiB).",
+        source="vllm 0.32.0 source: vllm/v1/worker/cpu_worker.py", versions="CPU build",
     ),
     # Killed, and the log does not say why.
     Rule(
@@ -57,13 +63,20 @@ RULES: tuple[Rule, ...] = (
         source=_VLLM + "42609",
     ),
     Rule(
-        id="segfault", cause="worker-killed", kind="symptom", words="segfault segmentation sigsegv sigbus sigabrt sigkill aborted bus killed speicherzugriffsfehler segmentación segmento 段错误",
+        id="segfault", cause="worker-killed", kind="symptom", decide="worker_exit", words="segfault segmentation sigsegv sigbus sigabrt sigkill aborted bus killed speicherzugriffsfehler segmentación segmento 段错误",
         weight=0.75, any_level=True,
-        pattern=r"!+ ?Segfault encountered|Segmentation fault|Fatal Python error: \w+|\bsegfault at [0-9a-f]+|\*\*\* SIG(?:SEGV|BUS|ABRT|ILL|FPE) received"
+        pattern=r"!+ ?Segfault encountered|\bBus error\b|Segmentation fault|Fatal Python error: \w+|\bsegfault at [0-9a-f]+|\*\*\* SIG(?:SEGV|BUS|ABRT|ILL|FPE) received"
         r"|traps: \S+\[\d+\].*(?:general protection|trap)|killed by signal(?: \d+)?[: ]+(?:SIGKILL|Killed|9|11)|received signal SIG(?:KILL|SEGV)"
         r"|signal 9 \(SIGKILL\)|code=killed, (?:status|signal)=(?:9|11|6)|Speicherzugriffsfehler|Erreur de segmentation|Violación de segmento|段错误",
         example="Nov 02 12:00:01 gpu02 kernel: VLLM::Worker_TP[4212]: segfault at 18 ip 00007f2 sp 00007ff error 4 in libnccl.so.2",
         source=_VLLM + "2269",
+    ),
+    Rule(
+        id="ended-from-outside", cause="worker-killed", kind="symptom", words="liveness startup limit preemption preempted", weight=0.7, any_level=True,
+        pattern=r"failed (?:liveness|startup) probe, will be restarted|CANCELLED AT .* DUE TO (?:TIME LIMIT|PREEMPTION)|\bpod was preempted\b|Preempted by",
+        example="Normal  Killing  2m  kubelet  Container vllm failed startup probe, will be restarted",
+        source="https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/",
+        remedy="Give the probe or job more time than the model needs to load (initialDelaySeconds, failureThreshold, --time).",
     ),
     Rule(
         id="exit-137", cause="worker-killed", kind="symptom", words="exit exited code exitcode killed getötet tué processus matado 已杀死", weight=0.65, any_level=True,
@@ -73,8 +86,8 @@ RULES: tuple[Rule, ...] = (
         source="https://tldp.org/LDP/abs/html/exitcodes.html",
     ),
     Rule(
-        id="core-proc-signal", cause="worker-killed", kind="symptom", words="core", weight=0.6,
-        pattern=r"Failed core proc\(s\): \{[^}]*: ?-(?:9|11|6|7|4)\b",
+        id="core-proc-signal", cause="worker-killed", kind="symptom", decide="worker_exit", words="core", weight=0.6,
+        pattern=r"Failed core proc\(s\): \{[^}]*: ?(?P<code>-(?:9|11|6|7|4))\b",
         example="RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': -9}",
         source="vllm 0.32.0 source: vllm/v1/engine/utils.py",
     ),
@@ -133,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # A provider answered.
     Rule(
-        id="provider-401", cause="provider-auth", kind="symptom", words="api_key unauthorized authenticationerror invalid_api_key code upstream provider api", weight=0.6,
+        id="provider-401", cause="provider-auth", kind="symptom", words="api_key unauthorized authenticationerror invalid_api_key code upstream provider api", weight=0.55,
         pattern=r"openai\.AuthenticationError|Incorrect API key provided|invalid_api_key|(?:upstream|provider|litellm).{0,80}\b401\b"
         r"|Error code: 401",
         example="openai.AuthenticationError: Error code: 401 - {'error': 'Unauthorized'}",

@@ -127,6 +127,39 @@ MARKS: tuple[Mark, ...] = (
         example="INFO 11-02 10:03:30 [loggers.py:335] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
         "throughput: 0.0 tokens/s, Running: 16 reqs, Waiting: 4 reqs",
     ),
+    Mark(
+        id="throughput-idle", means="idle", words="generation",
+        pattern=r"generation throughput: 0\.0 tokens/s, Running: 0 reqs, (?:Swapped: 0 reqs, )?(?:Waiting|Pending): 0 reqs",
+        example="INFO 11-02 10:03:30 [loggers.py:335] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
+        "throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs",
+    ),
+    # No fault, and worth knowing when it is slow.
+    Mark(
+        id="queue", means="hint", words="waiting",
+        pattern=r"Running: [1-9]\d* reqs, (?:Swapped: \d+ reqs, )?(?:Waiting|Pending): (?P<waiting>[1-9]\d*) reqs",
+        example="INFO 11-02 10:03:30 [loggers.py:335] Engine 000: Avg prompt throughput: 9.0 tokens/s, Avg generation throughput: 5.0 "
+        "tokens/s, Running: 256 reqs, Waiting: 31 reqs",
+    ),
+    Mark(
+        id="tcp-sockets", means="hint", words="socket net",
+        pattern=r"NCCL INFO (?:Using network Socket|Channel .* via NET/Socket|NET/IB ?: No device found)",
+        example="n1:7:7 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0",
+    ),
+    Mark(
+        id="no-gpudirect", means="hint", words="direct gpu nvidia_peermem gdrdma",
+        pattern=r"GPU Direct RDMA Disabled|nvidia[_-]peermem.{0,40}not (?:loaded|found)|GDRDMA (?:not|disabled)",
+        example="n1:7:7 [0] NCCL INFO GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+    ),
+    Mark(
+        id="tp-spans-nodes", means="hint", words="tensor_parallel_size",
+        pattern=r"tensor_parallel_size=\d+ is bigger than a reserved number of",
+        example="WARNING 11-02 10:00:13 [ray_utils.py:321] tensor_parallel_size=3 is bigger than a reserved number of GPUs (2 GPUs) in a node 66",
+    ),
+    Mark(
+        id="preempted", means="hint", words="preempted",
+        pattern=r"is preempted by PreemptionMode",
+        example="WARNING 11-02 10:05:13 [scheduler.py:1057] Sequence group 0 is preempted by PreemptionMode.RECOMPUTE mode",
+    ),
     # Someone stopped it.
     Mark(
         id="shutdown-asked", means="stop", words="shutdown",
@@ -178,6 +211,18 @@ MARKS: tuple[Mark, ...] = (
         pattern=r"/shared_memory\.py\"|/shm_broadcast\.py\"|SharedMemory\(",
         example='  File "/usr/lib/python3.11/multiprocessing/shared_memory.py", line 104, in __init__',
     ),
+    Mark(
+        id="frame-header", means="frame-header", words="parse_safetensors_file_metadata get_safetensors_params_metadata length_of_metadata safe_open",
+        pattern=r", in (?:parse_safetensors_file_metadata|get_safetensors_params_metadata)\b|f\.read\(length_of_metadata\)",
+        example='  File "/opt/vllm/transformers_utils/repo_utils.py", line 88, in parse_safetensors_file_metadata',
+    ),
+    # What follows is told and borne: a side service that is done without.
+    Mark(
+        id="tolerated", means="tolerated", words="metrics ignored usage telemetry",
+        pattern=r"[Ee]xception occurred while starting the metrics server|Exception ignored in\b|Failed to (?:start|launch) (?:the )?metrics"
+        r"|Failed to (?:report|send|collect) (?:usage|telemetry)",
+        example="2026-11-30 17:48:10,283\tERROR monitor.py:218 -- An exception occurred while starting the metrics server.",
+    ),
     # What the decisions ask for.
     Mark(
         id="nccl-bootstrap", means="address", words="bootstrap",
@@ -188,6 +233,11 @@ MARKS: tuple[Mark, ...] = (
         id="ray-gpus", means="gpus", words="gpu",
         pattern=r"^\s*(?P<used>[\d.]+)/(?P<total>[\d.]+) GPU\b(?: \((?P<pgused>[\d.]+) used of (?P<reserved>[\d.]+) reserved)?",
         example=" 8.0/8.0 GPU (8.0 used of 8.0 reserved in placement groups)",
+    ),
+    Mark(
+        id="node-resources", means="resources", words="node",
+        pattern=r"(?P<resources>\{[^{}]*'node:[\d.]+'[^{}]*\})",
+        example="Total: {'CPU': 96.0, 'memory': 1.0e12, 'node:10.0.0.12': 1.0}",
     ),
     Mark(
         id="driver-version", means="driver", words="driver",

@@ -83,7 +83,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="trust", cause="trust-remote-code", words="trust_remote_code custom trust", weight=0.94, launch_only=True,
-        pattern=r"pass(?:ing)? (?:the argument )?`trust_remote_code=True`|setting `trust_remote_code=True`|`trust_remote_code=True` in LLM or|contains custom code which must be executed"
+        pattern=r"pass(?:ing)? (?:the argument )?`trust_remote_code=True`|setting `trust_remote_code=True`|trust_remote_code=True` in LLM or|contains custom code which must be executed"
         r"|requires you to execute the (?:configuration|modeling|tokenizer)? ?file",
         example="ValueError: The repository m/x contains custom code which must be executed to correctly load the model.",
         source="vllm 0.33.0 source: vllm/transformers_utils/config.py:461",
@@ -98,9 +98,9 @@ RULES: tuple[Rule, ...] = (
         source=_VLLM + "12035", question="`ls -la PATH` on every node, inside the container.",
     ),
     Rule(
-        id="path-not-found", cause="model-path-missing", decide="model_path", words="directory config weights named", weight=0.8, launch_only=True,
+        id="path-not-found", cause="model-path-missing", decide="model_path", words="directory config weights named format", weight=0.8, launch_only=True,
         pattern=r"(?:FileNotFoundError|OSError): .*No such file or directory: ?['\"](?!/dev/shm|/tmp)\S*(?:model|config\.json|safetensors|tokenizer|/hub/|weights)\S*"
-        r"|/\S+ does not appear to have a file named|Cannot find any model weights with `?/|config\.json.{0,60}(?:not found|does not exist)",
+        r"|/\S+ does not appear to have a file named|Cannot find any model weights with|Error no file named .{0,80}found in directory|No supported config format found|config\.json.{0,60}(?:not found|does not exist)",
         example="OSError: /models/llama does not appear to have a file named config.json.",
         source="https://github.com/gpustack/gpustack/issues/815",
     ),
@@ -115,11 +115,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="hf-unreachable", cause="hf-download-failed", weight=0.88, launch_only=True,
-        words="huggingface hf localentrynotfounderror offlinemodeisenabled offline download hub xethub co snapshot_download hf_hub_offline",
+        words="cas huggingface hf localentrynotfounderror offlinemodeisenabled offline download hub xethub co snapshot_download hf_hub_offline",
         pattern=r"LocalEntryNotFoundError|OfflineModeIsEnabled|outgoing traffic has been disabled|couldn't connect to ['\"]https://(?:huggingface|hf)"
         r"|(?:MaxRetryError|ConnectTimeout|ProxyError|ConnectionError|ReadTimeout\w*|NameResolutionError|SSLError|ConnectError|Failed to resolve).{0,300}(?:huggingface|hf\.co|hf-mirror|modelscope)"
         r"|(?:huggingface|hf\.co|hf-mirror|xethub).{0,300}(?:Max retries exceeded|timed out|Connection refused|Network is unreachable|[Nn]ame or service not known|name resolution|50[0234] Server Error"
-        r"|Too Many Requests)|(?:50[0234] Server Error|429 Client Error).{0,120}(?:huggingface|hf\.co)|fails? to download the model|Consistency check failed: file should be of size"
+        r"|Too Many Requests)|(?:50[0234] Server Error|429 Client Error).{0,120}(?:huggingface|hf\.co)|fails? to download the model|CAS service error(?!.*No space)|Consistency check failed: file should be of size"
         r"|Cannot find the requested files in the (?:disk cache|local cache)|(?:download|Download)\w* (?:of )?(?:the )?model.{0,40}failed",
         example="huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache and outgoing traffic has been disabled.",
         source="https://github.com/ai-dynamo/dynamo/issues/4941",
@@ -135,8 +135,8 @@ RULES: tuple[Rule, ...] = (
         source="https://github.com/gpustack/gpustack/issues/815", question="Compare size and sha256 of the shard on this node with the hub's.",
     ),
     Rule(
-        id="weight-shape", cause="weights-corrupt", kind="symptom", words="size eoferror", weight=0.5, launch_only=True,
-        pattern=r"size mismatch for \S+: copying a param|EOFError: Ran out of input",
+        id="weight-shape", cause="weights-corrupt", kind="symptom", words="size eoferror jsondecodeerror", weight=0.5, launch_only=True,
+        pattern=r"size mismatch for \S+: copying a param|EOFError: Ran out of input|JSONDecodeError: ",
         example="RuntimeError: size mismatch for model.embed_tokens.weight: copying a param with shape",
         source="https://github.com/hiyouga/LlamaFactory/issues/327",
     ),

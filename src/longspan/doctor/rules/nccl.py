@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="store-timeout", cause="port-blocked", decide="store_address", also=("host-ip-mismatch",),
         words="socket clients client", weight=0.85,
-        pattern=r"client socket has timed out after \d+ ?m?s while trying to connect to \(?\[?(?P<peer>[^\s,)\]]+)\]?,? ?(?P<port>\d+)?"
+        pattern=r"client socket has timed out after \d+ ?m?s(?: while trying to connect to \(?\[?(?P<peer>[^\s,)\]]+)\]?,? ?(?P<port>\d+)?)?"
         r"|client socket has failed to connect to any network address of \(?(?P<peer2>[^\s,)]+)",
         example="torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect "
         "to (10.0.0.11, 29501).",
@@ -150,9 +150,17 @@ RULES: tuple[Rule, ...] = (
         words="recvvalue sendbytes recvvaluewithtimeout tcpstore recvvector sendvalue",
         pattern=r"(?:recvValue\w*|recvVector|sendBytes|sendValue) failed on SocketImpl|TCPStore server has shut down too early"
         r"|Did the remote server shutdown or crash",
-        example="[W ProcessGroupNCCL.cpp:1711] [PG ID 0 PG GUID 0 Rank 4] Failed to check the \"should dump\" flag on "
+        example='[W ProcessGroupNCCL.cpp:1711] [PG ID 0 PG GUID 0 Rank 4] Failed to check the "should dump" flag on '
         "TCPStore, (maybe TCPStore server has shut down too early), with error: recvValue failed on SocketImpl(fd=74)",
         source=_VLLM + "32136",
+    ),
+    Rule(
+        id="nccl-id-lost", cause="nccl-peer-died-first", kind="symptom", weight=0.65, words="nccluniqueid diststoreerror",
+        also=("port-blocked",),
+        pattern=r"retrieving ncclUniqueId from \[0\].{0,160}(?:[Tt]imeout|reset by peer|[Bb]roken pipe|closed)|DistStoreError: wait timeout after",
+        example="torch.distributed.DistBackendError: [12] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+        "key-value store by key '0', but store->get('0') got error: Socket Timeout",
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
     ),
     # A peer went away.
     Rule(
@@ -170,8 +178,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="nccl-watchdog", cause="collective-hang", kind="symptom", decide="watchdog", weight=0.7,
         words="watchdog worknccl", also=("nccl-peer-died-first", "collective-desync"),
-        pattern=r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
-        r"(?:, NumelIn=(?P<numel>\d+))?",
+        pattern=r"Watchdog caught collective operation timeout(?:: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
+        r"(?:, NumelIn=(?P<numel>\d+))?)?",
         example="[rank0]:[E ProcessGroupNCCL.cpp:563] [Rank 0] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=5730, OpType=ALLREDUCE, NumelIn=3612672, NumelOut=3612672, Timeout(ms)=600000) ran for 600009 ms",
         source=_VLLM + "23448",

@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="raylet-died", cause="ray-node-lost", words="raylet localrayletdiederror agent", weight=0.75, any_level=True,
         pattern=r"Raylet is terminated\. Termination is unexpected|[Rr]aylet exited (?:immediately|unexpectedly)|Ray agent failed"
-        r"|[Rr]aylet fate[- ]shares? with|LocalRayletDiedError|local raylet died|[Rr]aylet (?:is )?unavailable|raylet died",
+        r"|[Rr]aylet fate[- ]shares? with|LocalRayletDiedError|local raylet died|[Rr]aylet (?:is )?unavailable|raylet died|Unable to register worker with raylet",
         example="The raylet exited immediately because the Ray agent failed. The raylet fate shares with the agent.",
         source=_RAY + "29412", question="What do dashboard_agent.log and raylet.err of that node say?",
     ),
@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="host-gone", cause="ray-node-lost", words="nodenotready notready preemption preempted node_fail failure", weight=0.75, any_level=True,
-        pattern=r"NodeNotReady|status is now: NodeNotReady|DUE TO (?:NODE FAILURE|PREEMPTION)|NODE_FAIL\b",
+        pattern=r"NodeNotReady|status is now: NodeNotReady|DUE TO NODE FAILURE|NODE_FAIL\b",
         example="slurmstepd: error: *** JOB 4412 ON gpu07 CANCELLED AT 2026-10-01T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
         source="https://slurm.schedmd.com/job_state_codes.html",
     ),
@@ -86,7 +86,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="ray-token", cause="ray-auth-mismatch", words="token authenticationerror unauthenticated", weight=0.93,
         pattern=r"Token authentication is enabled but|(?:Invalid|Missing|missing|incorrect|or missing) authentication token"
-        r"|ray\.exceptions\.AuthenticationError|[Uu]nauthenticated\b.{0,80}(?:token|[Rr]ay|GCS)|StatusCode\.UNAUTHENTICATED",
+        r"|ray\.exceptions\.AuthenticationError|[Uu]nauthenticated\b.{0,80}(?:token|[Rr]ay|GCS)|(?:ray|gcs|GCS).{0,80}StatusCode\.UNAUTHENTICATED",
         example="RuntimeError: Token authentication is enabled but no authentication token was found.",
         source="ray 2.60.0 source: ray/_private/authentication/authentication_constants.py", any_level=True,
     ),
@@ -102,8 +102,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="module-missing", cause="worker-env-differs", decide="module_missing", words="modulenotfounderror importerror module", weight=0.85,
         launch_only=True,
-        pattern=r"(?:ModuleNotFoundError|ImportError|RaySystemError: System error): (?:No module named ['\"](?P<module>(?!ray['\"])[^'\"]+)"
-        r"|cannot import name|.*cannot open shared object file|.*undefined symbol)",
+        pattern=r"No module named ['\"](?P<module>(?!ray['\"])[^'\"]+)|(?:ImportError|RaySystemError: System error): (?:"
+        r"cannot import name|.*cannot open shared object file|.*undefined symbol)",
         example="(RayWorkerProc pid=35, ip=10.0.0.12) ERROR 11-02 11:00:33 [m.py:953] ModuleNotFoundError: No module named 'flashinfer'",
         source=_VLLM + "16779", question="`python -c 'import X'` with the Python of each node's raylet: which one fails?",
     ),
@@ -128,6 +128,12 @@ RULES: tuple[Rule, ...] = (
         source=_VLLM + "7815",
     ),
     Rule(
+        id="dp-master-missing", cause="host-ip-mismatch", words="dp", weight=0.7, also=("ray-node-lost",),
+        pattern=r"The DP master node \(ip: \S+\) is missing or dead",
+        example="AssertionError: The DP master node (ip: 10.0.0.9) is missing or dead",
+        source="vllm 0.32.0 source: vllm/v1/engine/utils.py", question="Is --data-parallel-address an address that `ray list nodes` knows?",
+    ),
+    Rule(
         id="node-no-gpu", cause="gpu-not-visible-to-ray", decide="node_no_gpu", words="current_node_resource node", weight=0.85,
         also=("stale-placement-group",),
         pattern=r"Current node has no \w+ available",
@@ -145,7 +151,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="pg-wait", cause="placement-group-unsatisfied", kind="wait", phase=1, words="waiting", weight=0.8, any_level=True, decide="placement",
         also=("gpu-not-visible-to-ray", "stale-placement-group"),
-        pattern=r"Waiting for creating a placement group of specs for (?P<seconds>\d+) seconds",
+        pattern=r"Waiting for creating a placement group of specs for(?: (?P<seconds>\d+) seconds)?",
         example="INFO 11-02 15:59:50 [ray_utils.py:467] Waiting for creating a placement group of specs for 10 seconds. "
         "specs=[{'GPU': 1.0}, {'GPU': 1.0}].",
         source="https://github.com/vllm-project/aibrix/issues/927", question="`ray status`: fewer GPUs than asked for, or GPUs in use?",

@@ -9,7 +9,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="ib-completion-status", cause="ib-transport-error", decide="ib_completion", words="completion", weight=0.85,
         also=("ib-gid-mismatch",),
-        pattern=r"Got completion from peer (?P<peer>\S+)? ?with status=(?P<status>\d+)",
+        pattern=r"Got completion from peer (?P<peer>\S+)? ?with status=(?:\w+\()?(?P<status>\d+)",
         example="n1:7:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.12<40631> with "
         "status=12 opcode=129 len=0 vendor err 129 (Recv) localGid ::ffff:10.0.0.11 remoteGids ::ffff:10.0.0.12",
         source=_NCCL + "1405", question="Does `ib_write_bw` between this pair with the same device and GID index pass?",
@@ -31,17 +31,23 @@ RULES: tuple[Rule, ...] = (
         question="Are both GIDs of the same kind and on the same rail's subnet (`show_gids` on both nodes)?",
     ),
     Rule(
-        id="ib-port-error", cause="ib-transport-error", words="async port mlx5_core retry_exc transport ibv_wc_retry_exc_err",
+        id="ib-port-error", cause="ib-transport-error", words="catastrophic async port mlx5_core retry_exc transport ibv_wc_retry_exc_err",
         weight=0.85,
         pattern=r"NET/IB ?:.*(?:[Gg]ot async(?:hronous)? event ?:? ?(?:\w+ ){0,2}port (?:error|down)|port error|[Ff]atal async event)"
         r"|IBV_WC_RETRY_EXC_ERR|[Tt]ransport retry count(?:er)? exceeded|mlx5_core .*(?:[Ll]ink [Dd]own|[Pp]ort: ?\d.*down)"
-        r"|IBV_EVENT_PORT_ERR",
+        r"|IBV_EVENT_PORT_ERR|local catastrophic error",
         example="n1:7:9 [0] transport/net_ib.cc:230 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
         source="https://docs.nvidia.com/networking/display/rdmaawareprogrammingv17",
     ),
     Rule(
+        id="ib-gid-named", cause="ib-gid-mismatch", words="gid", weight=0.8,
+        pattern=r"NCCL WARN .*\bGID\b.{0,60}(?:invalid|not found|[Nn]o valid|mismatch|does not exist)|[Nn]o valid GID",
+        example="n1:7:9 [0] NCCL WARN NET/IB : no valid GID found on mlx5_0:1",
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index",
+    ),
+    Rule(
         id="ib-mtu", cause="ib-transport-error", words="mtu active_mtu", weight=0.8,
-        pattern=r"(?i)\bmtu\b.{0,40}(?:mismatch|differ|not equal|inconsistent)|(?:mismatch|differ)\w*.{0,40}\bmtu\b",
+        pattern=r"(?i)(?:\b|_)mtu\b.{0,40}(?:mismatch|differ|not equal|inconsistent)|(?:mismatch|differ)\w*.{0,40}(?:\b|_)mtu\b",
         example="n1: active_mtu mismatch: mlx5_0 4096 here, 1024 on node-2",
         source="https://github.com/NVIDIA/nccl/issues/1405",
         remedy="Set the same MTU on both ports and on the switch (`ibv_devinfo`, `ip link`), then run ib_write_bw.",
@@ -68,7 +74,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="ibgda-init", cause="ibgda-unavailable", words="ibgda mlx5dv_devx_uar cpp nvshmem nvshmemi_transport_init",
         weight=0.92,
-        pattern=r"init failed for transport: IBGDA|ibgda\.cpp:\d+: (?:NULL value|non-zero status)|cannot allocate mlx5dv_devx_uar"
+        pattern=r"init failed for transport: IBGDA|ibgda\.cpp\b.{0,8}(?:NULL value|non-zero status|[Uu]nable)|cannot allocate mlx5dv_devx_uar"
         r"|IBGDA.{0,60}(?:fail|not (?:supported|available)|unable)",
         example="/src/nvshmem/src/host/transport/transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA",
         source="https://github.com/deepseek-ai/DeepEP/issues/139",

@@ -29,7 +29,7 @@ class Rule:
         launch_only: a server that came up refutes it.
         any_level: believed on INFO lines too.
         also: other causes that write the same text, with the probe that tells them apart in `question`.
-        decide: name of a function in `decide.DECIDERS` that reads the surroundings to choose among causes.
+        decide: name of a function in `deciders.DECIDERS` that reads the surroundings to choose among causes.
         versions: where the text occurs, if not everywhere.
         remedy: a more exact remedy than the cause's own.
     """

@@ -53,6 +53,14 @@ RULES: tuple[Rule, ...] = (
         example="Traceback (most recent call last):",
         source="https://docs.python.org/3/library/traceback.html",
     ),
+    Rule(
+        id="exception", cause="insufficient-evidence", kind="generic", weight=0.4,
+        words="runtimeerror valueerror typeerror assertionerror keyerror attributeerror indexerror oserror notimplementederror exception timeouterror "
+        "connectionerror permissionerror acceleratorerror nameerror zerodivisionerror validationerror",
+        pattern=r"(?<!raise )\b(?:[a-z_]\w*\.)*(?!EngineDeadError|RayTaskError|RayActorError|ActorDiedError)[A-Z]\w*(?:Error|Exception): \S",
+        example="TypeError: unhashable type: 'dict'",
+        source="https://docs.python.org/3/library/exceptions.html",
+    ),
     # Waiting for ranks.
     Rule(
         id="core-wait", cause="nccl-init-hang", kind="wait", phase=4, words="engine", weight=0.6, any_level=True, decide="hang_phase",

@@ -1,20 +1,13 @@
-"""Where one text has several causes: small functions that read the surroundings and choose."""
+"""What network texts mean where their surroundings decide: addresses, NICs, watchdogs, RDMA, hangs."""
 
 import re
-from collections.abc import Callable
 
 from longspan.doctor.addresses import kind_of_address, same_subnet
 from longspan.doctor.collectives import compare, works_of
+from longspan.doctor.deciders.plain import default
 from longspan.doctor.rules.rule import Rule
 from longspan.doctor.scene import Guess, Scene
 from longspan.doctor.timeline import Event
-
-Decider = Callable[[Event, Rule, Scene], Guess]
-
-
-def default(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """What the rule itself says."""
-    return Guess(rule.cause, rule.weight, rule.also, remedy=rule.remedy)
 
 
 def nccl_connect(event: Event, rule: Rule, scene: Scene) -> Guess:
@@ -81,7 +74,11 @@ def store_address(event: Event, rule: Rule, scene: Scene) -> Guess:
 
 def watchdog(event: Event, rule: Rule, scene: Scene) -> Guess:
     """Compares the sequence numbers of all ranks."""
-    result = compare(works_of(e.hit for e in scene.of("nccl-watchdog", "nccl-watchdog-seq")), scene.world())
+    if scene.comparison is None:
+        scene.comparison = compare(
+            works_of(e.hit for e in scene.of("nccl-watchdog", "nccl-watchdog-seq")), scene.world()
+        )
+    result = scene.comparison
     if result.verdict == "desync":
         return Guess("collective-desync", 0.88, ("collective-hang",), f"ranks differ in {result.differing}")
     died = [
@@ -98,6 +95,10 @@ def watchdog(event: Event, rule: Rule, scene: Scene) -> Guess:
         return Guess(
             "nccl-peer-died-first", 0.78, ("collective-hang",), f"no watchdog line of rank {missing}"
         )
+    if scene.of("no-gpudirect") and result.verdict in ("equal", "one-rank"):
+        note = "GPUDirect RDMA is off on a node that uses InfiniBand"
+        remedy = "Load nvidia_peermem (or a kernel with DMA-BUF) on every node and look for GDRDMA in NCCL_DEBUG=INFO; else NCCL_IB_DISABLE=1."
+        return Guess("collective-hang", 0.8, ("nccl-peer-died-first",), note, remedy)
     if result.verdict == "equal":
         return Guess(
             "collective-hang",
@@ -130,7 +131,7 @@ def nccl_generic(event: Event, rule: Rule, scene: Scene) -> Guess:
     return default(event, rule, scene)
 
 
-_GID = re.compile(r"(local|remote) ?[Gg][Ii][Dd]s?:? (?!index)(?P<gid>[0-9a-fA-F:.]+)")
+_GID = re.compile(r"(local|remote) ?[Gg][Ii][Dd]s?:? ?(?!index| index)(?P<gid>[0-9a-fA-F:.]+)")
 
 
 def _gids(text: str) -> tuple[str, str]:
@@ -207,186 +208,15 @@ def cannot_assign(event: Event, rule: Rule, scene: Scene) -> Guess:
     return Guess("host-ip-mismatch", 0.75, ("node-env-forwarded",))
 
 
-def gcs_lost(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """A head that was reached before has died; one that never answered is not reachable."""
-    if re.search(r"address (?:=|at )?:6379|--address=:|at :\d+", event.hit.text):
-        return Guess(
-            "ray-head-unreachable",
-            0.92,
-            (),
-            "the head's address is empty",
-            "Pass --address=HEAD:6379 with the head's address.",
-        )
-    earlier = [e for e in scene.of("ray-connected", "world") if e.hit.order < event.hit.order]
-    later_node_loss = scene.of("node-marked-dead")
-    if earlier or later_node_loss or scene.phase_before(event) >= 3:
-        return Guess(
-            "nccl-peer-died-first",
-            0.7,
-            ("ray-head-unreachable", "ray-node-lost"),
-            "the head had been reached before",
-        )
-    return default(event, rule, scene)
-
-
-def node_lost(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """Names the node."""
-    match = re.search(r"address: (\S+)", event.hit.text)
-    return Guess(rule.cause, rule.weight, rule.also, f"node {match[1]}" if match else "")
-
-
-def module_missing(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """On a worker only: that node's environment differs. On the driver: its own lacks it."""
-    head, module = event.hit.head, event.hit.groups.get("module") or ""
-    if (
-        module.startswith("transformers_modules")
-        or "ray::" in event.hit.text
-        or head.node
-        or head.process.startswith(("RayWorker", "raylet"))
-    ):
-        where = f" on {event.hit.node}" if event.hit.node else ""
-        return Guess("worker-env-differs", rule.weight, (), f"{module or 'a library'} is missing{where}")
-    if scene.of("frame-weights", "world", "ray-connected"):
-        return Guess("worker-env-differs", 0.7)
-    return Guess("worker-env-differs", 0.6)
-
-
-def model_path(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """A path inside the hub's cache is a download that this node never made."""
-    if re.search(r"/hub/models--|\.cache/huggingface", event.hit.text):
-        return Guess(
-            "hf-download-failed",
-            0.8,
-            ("model-path-missing",),
-            "the path lies in another node's download cache",
-        )
-    return default(event, rule, scene)
-
-
-def on_one_node(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """Believed more where only some nodes say it."""
-    failing, nodes = {e.hit.node for e in scene.of(rule.id)}, scene.nodes()
-    return Guess(rule.cause, 0.7 if failing and failing < nodes else 0.35)
-
-
-# How Ray calls the share of a resource that a placement group reserved.
-_HELD = re.compile(r"\b(?:GPU|bundle)_group_")
-
-
-def node_no_gpu(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """A node whose resources name a placement group's bundle has GPUs, and that group holds them."""
-    if _HELD.search(event.hit.text):
-        return Guess(
-            "stale-placement-group",
-            0.9,
-            ("gpu-not-visible-to-ray",),
-            "a placement group holds the node's GPUs",
-        )
-    return default(event, rule, scene)
-
-
-def placement(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """`ray status` in the same log tells too few GPUs from GPUs in use."""
-    for status in reversed(scene.of("ray-gpus")):
-        total, used = float(status.hit.groups["total"] or 0), float(status.hit.groups["used"] or 0)
-        reserved = float(status.hit.groups["reserved"] or 0)
-        if total == 0:
-            return Guess(
-                "gpu-not-visible-to-ray", 0.85, ("placement-group-unsatisfied",), "Ray knows of no GPU"
-            )
-        if used >= total or reserved >= total:
-            return Guess(
-                "stale-placement-group",
-                0.85,
-                ("placement-group-unsatisfied",),
-                f"{used:g} of {total:g} GPUs are in use",
-            )
-    if _HELD.search(event.hit.text):
-        return Guess("stale-placement-group", 0.85, ("placement-group-unsatisfied",))
-    return default(event, rule, scene)
-
-
-def worker_exit(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """Beside a watchdog's time-out the death explains the time-out."""
-    if scene.of("nccl-watchdog", "nccl-watchdog-seq"):
-        return Guess(
-            "nccl-peer-died-first",
-            0.8,
-            ("worker-killed",),
-            "the watchdog's time-out followed a worker's death",
-        )
-    code = event.hit.groups.get("code")
-    return Guess("worker-killed", rule.weight, rule.also, f"exit code {code}" if code else "")
-
-
-_OURS = re.compile(r"(?i)vllm|ray|python|pt_main|engine|worker|sglang|nccl|load|uvicorn")
-
-
-def oom_victim(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """The kernel kills other programs too."""
-    groups = event.hit.groups
-    victim = groups.get("victim") or groups.get("victim2") or groups.get("victim3") or ""
-    if victim and not _OURS.search(victim):
-        return Guess("oom-host-ram", 0.05, (), f"the kernel killed {victim}")
-    return Guess("oom-host-ram", rule.weight, (), f"the kernel killed {victim}" if victim else "")
-
-
-_SHM = re.compile(
-    r"/dev/shm|nccl-\w|</torch_\d|psm_|sem\.|shmutils|shared memory|posix_fallocate|SharedMemory|shm_open"
-)
-
-
-def no_space(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """The path tells /dev/shm from a disk; without a path the traceback does."""
-    if _SHM.search(event.hit.text):
-        return Guess("shm-too-small", 0.93, ("disk-full",))
-    if "frame-shm" in scene.frames_above(event)[:12]:
-        return Guess("shm-too-small", 0.85, ("disk-full",))
-    return Guess("disk-full", rule.weight, ("shm-too-small",))
-
-
-_GIB = r"(\d+(?:\.\d+)?) ([KMGT])iB"
-_UNIT = {"K": 1 / 2**20, "M": 1 / 2**10, "G": 1.0, "T": 2.0**10}
-
-
-def _amount(pattern: str, text: str) -> float:
-    match = re.search(pattern.replace("SIZE", _GIB), text)
-    return float(match[1]) * _UNIT[match[2]] if match else 0.0
-
-
-def cuda_oom(event: Event, rule: Rule, scene: Scene) -> Guess:
-    """Who holds the memory, then where the traceback stands, then how far the launch had come."""
-    text = event.hit.text
-    total = _amount(r"total capacity of SIZE", text)
-    own = _amount(r"this process has SIZE", text) or _amount(r"Of the allocated memory SIZE", text)
-    free = _amount(r"of which SIZE is free", text)
-    if total and own and total - own - free > 0.4 * total:
-        return Guess(
-            "gpu-memory-taken",
-            0.85,
-            ("oom-weights", "oom-runtime"),
-            f"others hold {total - own - free:.0f} GiB",
-        )
-    for means in scene.frames_above(event):
-        if means == "frame-weights":
-            return Guess("oom-weights", 0.92, ("gpu-memory-taken",), "while the model was built")
-        if means == "frame-kv":
-            return Guess(
-                "oom-kv-cache", 0.75, ("oom-runtime", "gpu-memory-taken"), "while the KV cache was allocated"
-            )
-        if means == "frame-runtime":
-            return Guess("oom-runtime", 0.92, ("gpu-memory-taken",), "at warm-up, capture or while serving")
-    phase = scene.phase_before(event)
-    if phase >= 6:
-        return Guess("oom-runtime", 0.9, ("gpu-memory-taken",), "after the weights were loaded")
-    if phase == 5:
-        return Guess("oom-weights", 0.88, ("gpu-memory-taken",), "while the weights were loading")
-    return Guess("oom-runtime", 0.5, ("oom-weights", "gpu-memory-taken"))
-
-
 def hang_phase(event: Event, rule: Rule, scene: Scene) -> Guess:
     """Before the communicators stand it hangs in their set-up; after, in a collective; while loading it may just be slow."""
     phase, count = scene.phase_before(event), sum(e.hit.count for e in scene.of(rule.id))
+    if (
+        rule.id == "shm-broadcast"
+        and phase >= 10
+        and not scene.of("throughput-zero", "rpc-timeout", "engine-dead")
+    ):
+        return Guess("collective-hang", 0.45, ("insufficient-evidence",), "an idle engine writes this too")
     if scene.of("rendezvous", "autotune-start") and phase < 9:
         return Guess("nccl-init-hang", 0.7, ("collective-hang",))
     if phase in (3, 4):
@@ -400,12 +230,3 @@ def hang_phase(event: Event, rule: Rule, scene: Scene) -> Guess:
     if phase == 5:
         return Guess("collective-hang", 0.45, ("insufficient-evidence",), "the weights may just load slowly")
     return Guess("collective-hang", rule.weight if count > 1 else 0.6, rule.also)
-
-
-DECIDERS: dict[str, Decider] = {
-    "": default, "nccl_connect": nccl_connect, "missing_nic": missing_nic, "store_address": store_address, "watchdog": watchdog,
-    "nccl_generic": nccl_generic, "ib_completion": ib_completion, "ib_modify_qp": ib_modify_qp, "cannot_assign": cannot_assign,
-    "gcs_lost": gcs_lost, "node_lost": node_lost, "module_missing": module_missing, "on_one_node": on_one_node,
-    "node_no_gpu": node_no_gpu, "model_path": model_path, "placement": placement, "worker_exit": worker_exit, "oom_victim": oom_victim, "no_space": no_space,
-    "cuda_oom": cuda_oom, "hang_phase": hang_phase,
-}  # fmt: skip

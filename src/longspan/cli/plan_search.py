@@ -1,0 +1,155 @@
+"""The search side of `longspan plan`: question in, plan out."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from longspan.cluster.inventory import Cluster
+from longspan.cluster.inventory_file import parse_cluster, parse_network, parse_shorthand
+from longspan.errors import InputError, NoPlanError
+from longspan.model.facts import ModelFacts
+from longspan.model.fetch import load_model
+from longspan.model.requantise import stored_as
+from longspan.plan import Plan
+from longspan.planner.assemble import fill, plan_of
+from longspan.planner.engine import EngineSettings
+from longspan.planner.explain import document, lines
+from longspan.planner.options import Option, Question
+from longspan.planner.plan_file import to_toml
+from longspan.planner.search import search
+from longspan.planner.versions import LATEST, parse_version
+from longspan.planner.whatifs import what_ifs
+from longspan.workload import Workload, parse_objectives, parse_trace
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The command line, as it was typed."""
+
+    model: str
+    gpus: str | None = None
+    network: str | None = None
+    cluster: Path | None = None
+    prompt: int = 1000
+    output: int = 300
+    concurrency: int = 0
+    rate: float = 0.0
+    trace: Path | None = None
+    prefix_hits: float = 0.0
+    slo: str = ""
+    goal: str = "throughput"
+    dtype: str | None = None
+    kv_dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    utilisation: float | None = None
+    vllm: str | None = None
+    executor: str = "ray"
+    configs: Path | None = None
+    offline: bool = False
+    quick: bool = False
+
+
+def read_text(path: Path, what: str) -> str:
+    """A file's text.
+
+    Raises:
+        InputError: it is not there.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is not a file.", f"Give {what}.")
+    return path.read_text(encoding="utf-8")
+
+
+def wished_cluster(wish: Wish) -> Cluster:
+    """The cluster of `--cluster` or `--gpus`."""
+    if wish.cluster is not None:
+        if wish.gpus:
+            raise InputError("--cluster and --gpus both describe the cluster.", "Give one of them.")
+        return parse_cluster(read_text(wish.cluster, "an inventory (TOML)"))
+    if not wish.gpus:
+        raise InputError(
+            "Neither --gpus nor --cluster says what there is.", 'Write --gpus "2x8xH100" or --cluster FILE.'
+        )
+    if wish.network:
+        parse_network(wish.network)
+    return parse_shorthand(wish.gpus, wish.network or "")
+
+
+def wished_workload(wish: Wish) -> Workload:
+    """The load of the options."""
+    if wish.concurrency and (wish.rate or wish.trace):
+        raise InputError(
+            "--concurrency is a closed loop, --rate and --trace an open one.", "Give one of them."
+        )
+    trace = (
+        parse_trace(read_text(wish.trace, "a CSV of seconds, prompt_tokens, output_tokens"))
+        if wish.trace
+        else ()
+    )
+    if not 0 <= wish.prefix_hits < 1:
+        raise InputError("--prefix-hits is a share from 0 to below 1.", "Write 0.6 for 60 %.")
+    prompt, output = wish.prompt, wish.output
+    if trace:
+        prompt = round(sum(one.prompt_tokens for one in trace) / len(trace))
+        output = round(sum(one.output_tokens for one in trace) / len(trace))
+    return Workload(
+        prompt_tokens=prompt,
+        output_tokens=output,
+        requests_per_second=wish.rate,
+        concurrency=wish.concurrency,
+        prefix_hit_share=wish.prefix_hits,
+        objectives=parse_objectives(wish.slo),
+        trace=trace,
+    )
+
+
+def question_of(wish: Wish) -> Question:
+    """Everything read and checked."""
+    facts: ModelFacts = load_model(wish.model, wish.configs, wish.offline)
+    if wish.dtype:
+        facts = stored_as(facts, wish.dtype)
+    workload = wished_workload(wish)
+    goal = wish.goal
+    if goal == "throughput" and workload.objectives and workload.is_open:
+        goal = "cost"  # a load and objectives are given: the cheapest plan that keeps them is asked for
+    settings = EngineSettings(
+        version=parse_version(wish.vllm) if wish.vllm else LATEST,
+        utilisation=wish.utilisation,
+        max_model_len=wish.max_model_len,
+        max_num_seqs=wish.max_num_seqs,
+        kv_dtype=wish.kv_dtype,
+    )
+    return Question(facts, wished_cluster(wish), workload, settings, wish.executor, goal)
+
+
+def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
+    """Plans, prints, and saves where asked.
+
+    Raises:
+        NoPlanError: nothing works; everything that is known was printed first.
+    """
+    question = question_of(wish)
+    answer = search(question)
+    plan: Plan | None = None
+    options: tuple[Option, ...] = ()
+    if answer.best is not None:
+        options = (answer.best, *fill(question, answer.best))
+        plan = plan_of(answer, options, wish.model)
+    changes = [] if wish.quick else what_ifs(answer)
+    found = document(answer, options, plan, changes)
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo("\n".join(lines(found)))
+    if plan is None:
+        raise NoPlanError(
+            found["verdict"][-1],
+            "Try quantised weights (--dtype fp8 or int4), a shorter --max-model-len, or more GPUs.",
+        )
+    if save is not None:
+        save.write_text(to_toml(plan), encoding="utf-8")
+        click.echo(f"Saved to {save}", err=True)
+    return plan

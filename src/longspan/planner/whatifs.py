@@ -1,0 +1,192 @@
+"""What would change the answer: settings, formats, a node more or less, a faster fabric, speculative decoding."""
+
+from dataclasses import dataclass, replace
+
+from longspan.cluster.inventory import Cluster, Network
+from longspan.model.requantise import stored_as
+from longspan.plan import Layout
+from longspan.planner.layout import pools
+from longspan.planner.options import Answer, Option, Question
+from longspan.planner.search import evaluate, search
+from longspan.planner.simulate import Load
+from longspan.units import GIB
+from longspan.workload import Workload
+
+# Share of drafted tokens accepted, low and high, and the draft's cost as a share of the model's step. Guesses after the
+# acceptance lengths that the EAGLE-3 paper (arXiv 2503.01840) and vLLM's speculators report; prompts decide.
+_DRAFTS = {"EAGLE": (0.6, 0.8, 0.06, 3), "n-gram": (0.1, 0.5, 0.0, 4), "draft model": (0.5, 0.75, 0.15, 3)}
+
+# Another layout is named in a what-if only if it gains this much over the plan's own.
+_CLEARLY = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One change: `text` for people; the throughput before and after where it was computed."""
+
+    name: str
+    text: str
+    before: float = 0.0
+    after: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """Factor on throughput; 1 where there is none to compare."""
+        return self.after / self.before if self.before > 0 and self.after > 0 else 1.0
+
+
+def what_ifs(answer: Answer) -> list[WhatIf]:
+    """Every change worth telling, for the best option; an empty list if nothing works."""
+    question = answer.question
+    # Both sides of a comparison are closed forms, so that a simulation's detail does not pass for a gain.
+    best = replace(answer.best, statistics=None) if answer.best is not None else None
+    found: list[WhatIf | None] = []
+    if best is not None:
+        found += [fewer_sequences(question, best), fp8_cache(question, best)]
+    found += [formats(question, best, name) for name in ("fp8", "int4")]
+    found += [one_node_more(question, best), one_node_less(question, best), faster_fabric(question, best)]
+    if best is not None:
+        found += [speculative(question, best, name) for name in _DRAFTS]
+    return [one for one in found if one is not None]
+
+
+def _compare(name: str, best: Option | None, changed: Question, words: str) -> WhatIf | None:
+    """The changed question's answer beside the best option: in its own layout unless another is clearly better there."""
+    options = search(changed, simulated=0, brief=best.layout if best else Layout()).options
+    if not options:
+        return None
+    top = options[0]
+    if best is None:
+        speed = top.output_tokens_per_second
+        return WhatIf(name, f"{words}: then it fits, as {top}: about {speed:,.0f} tokens/s.", 0.0, speed)
+    same = next((o for o in options if o.layout == best.layout and o.pool == best.pool), None)
+    if same is not None and top.output_tokens_per_second < _CLEARLY * same.output_tokens_per_second:
+        top = same
+    before, after = best.output_tokens_per_second, top.output_tokens_per_second
+    layout = "" if str(top) == str(best) else f", as {top} instead of {best}"
+    cache = total_tokens(top) / max(total_tokens(best), 1)
+    return WhatIf(
+        name, f"{words}: throughput x{after / before:.2f}, cache x{cache:.1f}{layout}.", before, after
+    )
+
+
+def total_tokens(option: Option) -> int:
+    """Cache tokens of all replicas together."""
+    return option.receipt.kv_tokens * option.copies * option.layout.dp
+
+
+def fewer_sequences(question: Question, best: Option) -> WhatIf | None:
+    """A smaller `max_num_seqs` frees the sampler's and the graphs' memory."""
+    seqs = best.limits.sequences
+    if seqs <= 256:
+        return None
+    changed = replace(question, settings=replace(question.settings, max_num_seqs=256))
+    pool = next((one for one in pools(question.cluster) if one.gpu_type == best.pool), None)
+    same = evaluate(changed, pool, best.layout, list(best.groups)) if pool is not None else None
+    if not isinstance(same, Option) or same.receipt.kv_tokens <= best.receipt.kv_tokens:
+        return None
+    freed = (
+        same.receipt.ranks[same.receipt.binding].kv_pool_bytes
+        - best.receipt.ranks[best.receipt.binding].kv_pool_bytes
+    )
+    more = same.receipt.kv_tokens - best.receipt.kv_tokens
+    return WhatIf(
+        "max_num_seqs",
+        f"max_num_seqs {seqs} -> 256 frees {freed / GIB:.2f} GiB on the binding GPU: {more:,} more cache tokens in each replica.",
+    )
+
+
+def fp8_cache(question: Question, best: Option) -> WhatIf | None:
+    """`--kv-cache-dtype fp8`."""
+    if question.settings.kv_dtype != "auto" or question.facts.kv_dtype.startswith("fp8"):
+        return None
+    changed = replace(question, settings=replace(question.settings, kv_dtype="fp8"))
+    return _compare("fp8-cache", best, changed, "FP8 cache (--kv-cache-dtype fp8)")
+
+
+def formats(question: Question, best: Option | None, name: str) -> WhatIf | None:
+    """The model's weights in fewer bits."""
+    label = question.facts.quantisation.label
+    if label != "16-bit" and not (label in ("fp8", "int8") and name == "int4"):
+        return None
+    changed = replace(question, facts=stored_as(question.facts, name))
+    return _compare(f"{name}-weights", best, changed, f"{name.upper()} weights")
+
+
+def _grown(cluster: Cluster) -> Cluster:
+    last = cluster.nodes[-1]
+    return Cluster(
+        cluster.name,
+        (*cluster.nodes, replace(last, name=f"{last.name}-more", address=f"{last.address}-more")),
+    )
+
+
+def one_node_more(question: Question, best: Option | None) -> WhatIf | None:
+    """Another node like the last one."""
+    if not question.cluster.nodes[-1].gpus:
+        return None
+    count = len(question.cluster.nodes[-1].gpus)
+    changed = replace(question, cluster=_grown(question.cluster), workload=_same_load(question))
+    return _compare("one-node-more", best, changed, f"One more node like the last ({count} GPUs)")
+
+
+def one_node_less(question: Question, best: Option | None) -> WhatIf | None:
+    """What still serves after losing the first node."""
+    if len(question.cluster.nodes) < 2 or best is None:
+        return None
+    changed = replace(
+        question,
+        cluster=Cluster(question.cluster.name, question.cluster.nodes[1:]),
+        workload=_same_load(question),
+    )
+    found = _compare("one-node-less", best, changed, "After losing a node, planned anew")
+    return found or WhatIf("one-node-less", "After losing a node nothing fits: there is no warm fallback.")
+
+
+def _same_load(question: Question) -> Workload:
+    """The same load: more hardware does not bring more clients."""
+    workload = question.workload
+    return workload if workload.is_open else replace(workload, concurrency=question.clients)
+
+
+def faster_fabric(question: Question, best: Option | None) -> WhatIf | None:
+    """InfiniBand where there is none."""
+    if len(question.cluster.nodes) < 2 or all(node.network.is_rdma for node in question.cluster.nodes):
+        return None
+    fabric = Network("infiniband", 200e9)
+    nodes = tuple(replace(node, network=fabric) for node in question.cluster.nodes)
+    changed = replace(question, cluster=Cluster(question.cluster.name, nodes))
+    return _compare("infiniband", best, changed, "200 Gbit/s InfiniBand between the nodes")
+
+
+def speculative(question: Question, best: Option, name: str) -> WhatIf | None:
+    """Expected gain of speculative decoding at this batch: accepted tokens per step against the dearer step.
+
+    With acceptance a and k drafted tokens a step yields (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al. 2023).
+    """
+    low, high, draft, count = _DRAFTS[name]
+    batch = best.steady.batch
+    held = question.workload.prompt_tokens + question.workload.output_tokens / 2
+    plain = best.engine.step_seconds(Load(0, 0, 0, batch, batch * held))
+    checked = best.engine.step_seconds(Load(0, 0, 0, batch * (count + 1), batch * held))
+
+    def gain(accepted: float) -> float:
+        return (1 - accepted ** (count + 1)) / (1 - accepted) / (checked / plain + draft)
+
+    first, last = gain(low), gain(high)
+    verdict = (
+        "worth trying"
+        if first > 1.05
+        else "only for few users at a time"
+        if last > 1.05
+        else "not here: the batch already fills the GPU"
+    )
+    memory = (
+        f", about {draft * best.receipt.ranks[0].weights_bytes / GIB:.1f} GiB a GPU"
+        if draft
+        else ", no memory"
+    )
+    return WhatIf(
+        f"speculative-{name}",
+        f"Speculative decoding ({name}, {count} tokens{memory}): time per token x{1 / last:.2f} to x{1 / first:.2f} at a batch of {batch:.0f} (a guess): {verdict}.",
+    )

@@ -1,0 +1,121 @@
+"""`longspan plan` and `longspan cost` from the command line: what is printed, what `--json` holds, and exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from longspan.cli.cost import command as cost
+from longspan.cli.plan import command as plan
+from longspan.errors import InputError, NoPlanError, PlanFileError
+from longspan.planner.plan_file import parse_plan
+
+
+def run(*words: str) -> Result:
+    """`longspan plan` with these words, without the network."""
+    return CliRunner().invoke(plan, [*words, "--offline"])
+
+
+def test_people_get_a_plan() -> None:
+    """The plan, the picture, the receipt, the first idea and the commands are there."""
+    found = run("Qwen/Qwen3-14B", "--gpus", "2x4xA100-PCIe-80GB", "--network", "ethernet:10")
+    assert found.exit_code == 0, found.output
+    for words in (
+        "Plan:",
+        "node1 |",
+        "weights",
+        "Why not the first idea",
+        "What if:",
+        "vllm serve Qwen/Qwen3-14B",
+    ):
+        assert words in found.output
+
+
+def test_json_is_one_document() -> None:
+    """`--json` prints one document and nothing else."""
+    found = run("Qwen/Qwen3-14B", "--gpus", "4xH100", "--json", "--quick")
+    page = json.loads(found.stdout)
+    assert page["plan"]["gpus"] == 4
+    estimate = page["plan"]["estimates"]["output_tokens_per_second"]
+    assert estimate["p10"] < estimate["p50"] < estimate["p90"]
+    assert estimate["source"]
+
+
+def test_a_plan_is_saved(tmp_path: Path) -> None:
+    """`--save` writes what `up` can read."""
+    file = tmp_path / "plan.toml"
+    found = run("Qwen/Qwen3-14B", "--gpus", "2xH100", "--save", str(file), "--quick", "--json")
+    assert found.exit_code == 0, found.output
+    assert parse_plan(file.read_text()).model == "Qwen/Qwen3-14B"
+    with pytest.raises(PlanFileError):
+        parse_plan("model = 3")
+
+
+def test_an_inventory_and_a_trace(tmp_path: Path) -> None:
+    """Cluster and load may come from files."""
+    cluster = tmp_path / "lab.toml"
+    cluster.write_text('[[node]]\nname = "a"\ngpus = "2x H100"\n')
+    trace = tmp_path / "trace.csv"
+    trace.write_text("seconds,prompt_tokens,output_tokens\n" + "".join(f"{i},500,50\n" for i in range(40)))
+    found = run(
+        "Qwen/Qwen3-8B",
+        "--cluster",
+        str(cluster),
+        "--trace",
+        str(trace),
+        "--json",
+        "--quick",
+        "--slo",
+        "ttft_p95=1s",
+    )
+    assert found.exit_code == 0, found.output
+    page = json.loads(found.stdout)
+    assert page["workload"]["prompt_tokens"] == 500
+    assert page["plan"]["gpus"] == 1
+
+
+def test_nothing_fits_says_so() -> None:
+    """The page is printed and the error names the way out."""
+    found = run("meta-llama/Meta-Llama-3-70B-Instruct", "--gpus", "1xRTX-4090")
+    assert isinstance(found.exception, NoPlanError)
+    assert "--dtype" in found.exception.remedy
+    assert "Nothing works" in found.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("Qwen/Qwen3-8B",), ("Qwen/Qwen3-8B", "--gpus", "8xH999"), ("Qwen/Qwen3-8B", "--gpus", "8xH100", "--network", "wire:3"),
+        ("Qwen/Qwen3-8B", "--gpus", "8xH100", "--slo", "fast"), ("Qwen/Qwen3-8B", "--cluster", "nowhere.toml"),
+        ("Qwen/Qwen3-8B", "--gpus", "1xH100", "--concurrency", "4", "--rate", "2"),
+        ("Qwen/Qwen3-8B", "--gpus", "1xH100", "--prefix-hits", "1.5"),
+    ],
+)  # fmt: skip
+def test_wrong_words_are_input_errors(words: tuple[str, ...]) -> None:
+    """Each mistake is an InputError that names it."""
+    assert isinstance(run(*words).exception, InputError)
+
+
+def test_costs_break_even() -> None:
+    """The sums of three ways and the break-even stand in the document."""
+    words = ["--input-per-day", "40", "--output-per-day", "10", "--monthly", "4120", "--price", "60000", "--rent", "2", "--rent-gpus", "4",
+             "--api", "0.42", "0.84", "--throughput", "1400"]  # fmt: skip
+    page = json.loads(CliRunner().invoke(cost, [*words, "--json"]).stdout)
+    assert {way["name"] for way in page["ways"]} == {
+        "stated monthly cost",
+        "own hardware",
+        "rented GPUs",
+        "API",
+    }
+    assert 268e6 < page["break_even"]["stated monthly cost"]["tokens_per_day"] < 270e6
+    text = CliRunner().invoke(cost, words).output
+    assert "Break-even" in text
+    assert "idle hours counted" in text
+
+
+def test_a_cost_without_a_price_is_an_error() -> None:
+    """Prices are stated, never guessed."""
+    words = ["--input-per-day", "1", "--output-per-day", "1"]
+    assert isinstance(CliRunner().invoke(cost, words).exception, InputError)
+    assert isinstance(CliRunner().invoke(cost, [*words, "--rent", "2"]).exception, InputError)

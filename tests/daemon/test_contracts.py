@@ -1,0 +1,115 @@
+"""What the controller relies on in the gateway's program, and the agents' answers about their node."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real import TIMEOUT_SECONDS, environment
+
+from longspan.daemon import functions, gateway_config
+from longspan.errors import PortError
+
+
+def configuration(home: Path, listen: str, *, url: str = "http://127.0.0.1:9") -> Path:
+    """The gateway's file as the controller writes it."""
+    (home / "engine-key").write_text("k")
+    path = home / "gateway.toml"
+    path.write_text(
+        gateway_config.render(
+            listen=listen, key_sha256="0" * 64, model='a "quoted"\nname', url=url, upstream_key_file=str(home / "engine-key"),
+            state="out", reason="the engine is starting",
+        )
+    )  # fmt: skip
+    return path
+
+
+def gateway(home: Path, config: Path) -> subprocess.Popen[str]:
+    """The gateway as the front agent starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "longspan.gateway", "--config", str(config)],
+        env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ["", "http://127.0.0.1:9"])
+def test_the_gateway_says_where_it_listens(tmp_path: Path, url: str) -> None:
+    """Its first line is the event that the state machine waits for; SIGTERM ends it in order."""
+    with gateway(tmp_path, configuration(tmp_path, "127.0.0.1:0", url=url)) as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        assert line.startswith('{"event"')
+        event = json.loads(line)
+        assert event["event"] == "listening"
+        host, port = event["address"].split(":")
+        socket.create_connection((host, int(port)), timeout=60).close()
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=TIMEOUT_SECONDS)
+        assert child.returncode == 0
+
+
+def test_the_gateway_tells_a_taken_port_by_its_exit_code(tmp_path: Path) -> None:
+    """The code is PortError's, by which the state machine tells it from other ends; the holder is named."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = configuration(tmp_path, f"127.0.0.1:{server.getsockname()[1]}")
+        with gateway(tmp_path, config) as child:
+            _, errors = child.communicate(timeout=TIMEOUT_SECONDS)
+    assert child.returncode == PortError.exit_code
+    assert str(os.getpid()) in errors
+
+
+def test_files_of_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are written for their owner only, with the user's list of variables joined to ours; nothing goes elsewhere."""
+    users = tmp_path / "users"
+    users.mkdir()
+    (users / "ray_non_carry_over_env_vars.json").write_text('["MINE"]')
+    monkeypatch.setenv("VLLM_CONFIG_ROOT", str(users))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    functions.write_files(run_dir, {str(run_dir / "deep" / "key"): "secret"})
+    assert (run_dir / "deep" / "key").read_text() == "secret"
+    assert (run_dir / "deep" / "key").stat().st_mode & 0o777 == 0o600
+    variables = json.loads((run_dir / "vllm" / "ray_non_carry_over_env_vars.json").read_text())
+    assert {"MINE", "NCCL_SOCKET_IFNAME"} <= set(variables)
+    for outside in (tmp_path / "x", run_dir / ".." / "x", Path("/etc/x")):
+        with pytest.raises(ValueError, match="is outside"):
+            functions.write_files(run_dir, {str(outside): "secret"})
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_list_of_variables_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's damaged list does not stop a launch."""
+    (tmp_path / "ray_non_carry_over_env_vars.json").write_text("{")
+    monkeypatch.setenv("VLLM_CONFIG_ROOT", str(tmp_path))
+    functions.write_local_variables(tmp_path / "vllm")
+    assert "TMPDIR" in json.loads((tmp_path / "vllm" / "ray_non_carry_over_env_vars.json").read_text())
+
+
+def test_what_a_node_is_asked(tmp_path: Path) -> None:
+    """Facts, free ports that differ, and digests of a directory only."""
+
+    async def test() -> None:
+        facts = await functions.facts({}, str(tmp_path))
+        assert {"ray", "vllm", "python", "memory_available_bytes", "shm_free_bytes"} <= set(facts)
+        assert facts["memory_available_bytes"] > 0
+        ports = await functions.ports({"address": "127.0.0.1", "count": 20}, "")
+        assert len(set(ports)) == 20
+        assert await functions.digest_model({"model": "org/name", "nonce": "n", "full": False}, "") is None
+
+    asyncio.run(test())
+
+
+def test_ranks_are_our_own_processes(tmp_path: Path) -> None:
+    """Of the pids asked for only descendants of the agent are confirmed; init is not ours."""
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        arguments = {"pids": [1, child.pid, 0], "mark": "m", "joined": False}
+        assert asyncio.run(functions.ranks(arguments, "")) == {str(child.pid): []}
+    finally:
+        child.kill()
+        child.wait()

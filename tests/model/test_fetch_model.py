@@ -1,0 +1,56 @@
+"""Finding a model by what the user calls it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longspan.errors import ModelFetchError
+from longspan.model.fetch import builtin_names, builtin_source, load_builtin, load_model
+from longspan.model.weights import parameters
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 8, "num_hidden_layers": 2,
+    "vocab_size": 1000, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def test_directory_is_read_with_the_bytes_of_its_weights(tmp_path: Path) -> None:
+    """A local directory needs no network, and its safetensors files give the exact size."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 100)
+    facts = load_model(str(tmp_path))
+    assert (facts.hidden, facts.weight_file_bytes) == (64, 100)
+
+
+def test_directory_without_config_says_what_it_lacks(tmp_path: Path) -> None:
+    """An empty directory is not a model."""
+    with pytest.raises(ModelFetchError, match=r"no config\.json"):
+        load_model(str(tmp_path))
+
+
+def test_folder_of_configs_is_searched_by_id(tmp_path: Path) -> None:
+    """index.csv maps ids to files, labels.csv odd labels to ids, and expanded/ wins."""
+    (tmp_path / "index.csv").write_text("repo_id,file\norg/m,org__m.json\n")
+    (tmp_path / "labels.csv").write_text("label,repo_id\nM (odd),org/m\n")
+    (tmp_path / "org__m.json").write_text(json.dumps(CONFIG))
+    assert load_model("org/m", tmp_path, offline=True).vocab == 1000
+    (tmp_path / "expanded").mkdir()
+    (tmp_path / "expanded" / "org__m.json").write_text(json.dumps({**CONFIG, "vocab_size": 2000}))
+    assert load_model("M (odd)", tmp_path, offline=True).vocab == 2000
+
+
+def test_unknown_model_offline_names_the_built_in_ones() -> None:
+    """The remedy lists what can be planned without a network."""
+    with pytest.raises(ModelFetchError) as caught:
+        load_model("nobody/nothing", offline=True)
+    assert "openai/gpt-oss-120b" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_every_built_in_model_parses_and_has_a_source(name: str) -> None:
+    """Planning works offline for every listed model, whatever the case of its id."""
+    facts = load_builtin(name.upper())
+    assert facts is not None
+    assert parameters(facts) > 1e8
+    assert builtin_source(name).startswith("config.json of https://huggingface.co/")
