@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longspan.cli import machine
+from longspan.cli import machine, plan_choice
 from longspan.cluster.hosts import HostsFile, parse_hosts
 from longspan.deployment import DeploymentSpec, Device, Executor, NodeSpec
 from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError, RayError
@@ -35,13 +35,15 @@ class Request:
     pp: int | None
     nodes: int | None
     cluster: Path | None
-    executor: Executor
+    executor: Executor | None
     name: str
     served_name: str | None
     listen: str
     revision: str | None
     full_digest: bool
     vllm_arguments: tuple[str, ...]
+    plan: Path | None = None
+    replica: str | None = None
 
 
 def prepare(request: Request, progress: Any) -> DeploymentSpec:
@@ -59,19 +61,24 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
             raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
     if request.cluster and request.nodes:
         raise InputError("--nodes is for this machine, --cluster names the nodes.", "Give one of them.")
+    request, choice = with_plan(request)
     require_engine()
     model, default_served, facts = resolve_model(request, progress)
     device = machine.device()
     hosts = read_cluster(request.cluster) if request.cluster else None
-    tp, pp, nodes = place(request, facts, device, hosts)
+    if choice is None:
+        tp, pp, nodes = place(request, facts, device, hosts)
+        layout = Layout(tp=tp, pp=pp)
+    else:
+        layout, nodes = choice.replica.layout, place_planned(choice, device, hosts)
     spec = DeploymentSpec(
         name=request.name,
         identity="",
         model=model,
         served_name=request.served_name or default_served,
-        tp=tp,
-        pp=pp,
-        executor=request.executor,
+        tp=layout.tp,
+        pp=layout.pp,
+        executor=request.executor or "ray",
         device=device,
         nodes=nodes,
         listen=request.listen,
@@ -80,9 +87,48 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         vllm_arguments=request.vllm_arguments,
         full_digest=request.full_digest,
     )
-    check_layout(facts, spec)
+    check_layout(facts, spec, layout)
     text = json.dumps(asdict(spec), sort_keys=True)
     return replace(spec, identity=hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def with_plan(request: Request) -> tuple[Request, plan_choice.PlanChoice | None]:
+    """The request with what a saved plan says filled in, and the replica that was chosen; unchanged without --plan.
+
+    Raises:
+        InputError, PlanFileError, CapacityError: see `plan_choice.read_choice`; or options that say the same as a plan.
+    """
+    if request.plan is None:
+        if request.replica is not None:
+            raise InputError(
+                "--replica picks one of a plan's replicas, and there is no plan.", "Give --plan FILE."
+            )
+        return request, None
+    said = {
+        "MODEL": request.model, "--tp": request.tp, "--pp": request.pp, "--nodes": request.nodes,
+        "--executor": request.executor,
+    }  # fmt: skip
+    given = [name for name, value in said.items() if value is not None]
+    if given:
+        raise InputError(
+            f"--plan says the model and the layout, and so {'does' if len(given) == 1 else 'do'} {', '.join(given)}.",
+            "Leave one of the two out.",
+        )
+    choice = plan_choice.read_choice(request.plan, request.replica)
+    arguments = (*plan_choice.vllm_arguments(choice.replica), *request.vllm_arguments)
+    changed = replace(request, model=choice.plan.model, executor=choice.executor, vllm_arguments=arguments)
+    return changed, choice
+
+
+def place_planned(
+    choice: plan_choice.PlanChoice, device: Device, hosts: HostsFile | None
+) -> tuple[NodeSpec, ...]:
+    """The nodes of a plan's replica: the cluster file's, or this machine."""
+    if hosts is None:
+        return plan_choice.nodes_here(choice, None if device == "cpu" else machine.gpus())
+    needed = plan_choice.needed_hosts(choice, hosts) if hosts.hosts else hosts
+    own_gpus = device != "cpu" and hosts.ray_address is None
+    return plan_choice.nodes_on_cluster(choice, cluster_nodes(needed), own_gpus=own_gpus)
 
 
 def require_engine() -> None:
@@ -272,7 +318,7 @@ def cluster_nodes(hosts: HostsFile) -> tuple[NodeSpec, ...]:
     return tuple(node for node in found if node.gpus)
 
 
-def check_layout(facts: ModelFacts | None, spec: DeploymentSpec) -> None:
+def check_layout(facts: ModelFacts | None, spec: DeploymentSpec, layout: Layout) -> None:
     """Enough GPUs, and a layout that vLLM accepts.
 
     Raises:
@@ -287,7 +333,7 @@ def check_layout(facts: ModelFacts | None, spec: DeploymentSpec) -> None:
         )
     if facts is not None:
         per_node = tuple(node.gpus for node in spec.used_nodes())
-        rejection = legality.check(facts, Layout(tp=spec.tp, pp=spec.pp), per_node, spec.executor)
+        rejection = legality.check(facts, layout, per_node, spec.executor)
         if rejection:
             legal = ", ".join(map(str, legality.legal_tp(facts, limit=64)))
             raise LayoutError(
