@@ -16,7 +16,7 @@ from longspan.cli.prepare import Request
 from longspan.deployment import DeploymentSpec
 from longspan.launch.commands import engine_arguments, ray_start
 from longspan.plan import Layout, Place, Plan, Replica
-from longspan.planner.plan_file import to_toml
+from longspan.planner.plan_file import parse_plan, to_toml
 
 pytestmark = pytest.mark.usefixtures("nothing_starts", "machine")
 
@@ -160,6 +160,35 @@ def test_a_ray_that_runs(files: Files, machine: Any, monkeypatch: pytest.MonkeyP
     spec = files.deployment()
     assert spec.ray_address == "10.0.0.1:6379"
     assert [(node.name, node.gpus, node.gpu_ids) for node in spec.nodes] == [("a", 1, ()), ("b", 1, ())]
+
+
+def test_what_the_planner_saves(longspan: Callable[..., Any], files: Files, machine: Any) -> None:
+    """One cluster file serves both verbs: a replica of the plan that `plan --save` wrote is launched as planned."""
+    machine(gpus=8)
+    files.cluster.write_text(
+        "".join(
+            f'[[node]]\nname = "{name}"\naddress = "10.0.0.{i}"\ngpus = "2x H100-SXM-80GB"\nssh = "ops@{name}"\n'
+            for i, name in enumerate("ab", 1)
+        )
+    )
+    said = longspan(
+        "plan",
+        str(files.model),
+        "--cluster",
+        str(files.cluster),
+        "--save",
+        str(files.plan),
+        "--quick",
+        "--json",
+    )
+    assert said.code == 0, said.err
+    plan = parse_plan(files.plan.read_text())
+    assert plan.gpu_count == 4
+    for replica in plan.replicas:
+        spec = files.deployment(replica=replica.name)
+        assert (spec.tp, spec.pp) == (replica.layout.tp, replica.layout.pp)
+        assert [Place(n.name, gpu) for n in spec.nodes for gpu in n.gpu_ids] == list(replica.places)
+        assert spec.vllm_arguments[:2] == ("--max-model-len", str(replica.max_model_len))
 
 
 @pytest.mark.parametrize(
