@@ -12,7 +12,7 @@ import pytest
 from longspan import errors
 from longspan.cli import prepare
 from longspan.cli.plan_choice import vllm_arguments
-from longspan.cli.prepare import Request
+from longspan.cli.request import Request
 from longspan.deployment import DeploymentSpec
 from longspan.launch.commands import engine_arguments, ray_start
 from longspan.plan import Layout, Place, Plan, Replica

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from longspan.cli.request import Request
 from longspan.cluster.hosts import HostsFile
 from longspan.deployment import Executor, NodeSpec
 from longspan.errors import CapacityError, InputError, PlanFileError
@@ -29,6 +30,34 @@ class PlanChoice:
     def executor(self) -> Executor:
         """The plan's; a single GPU needs none of its own, and gets the one that `up` uses by default."""
         return "mp" if self.replica.executor == "mp" else "ray"
+
+
+def with_plan(request: Request) -> tuple[Request, PlanChoice | None]:
+    """The request with what a saved plan says filled in, and the replica that was chosen; unchanged without --plan.
+
+    Raises:
+        InputError, PlanFileError, CapacityError: see `read_choice`; or options that say the same as a plan.
+    """
+    if request.plan is None:
+        if request.replica is not None:
+            raise InputError(
+                "--replica picks one of a plan's replicas, and there is no plan.", "Give --plan FILE."
+            )
+        return request, None
+    said = {
+        "MODEL": request.model, "--tp": request.tp, "--pp": request.pp, "--nodes": request.nodes,
+        "--executor": request.executor,
+    }  # fmt: skip
+    given = [name for name, value in said.items() if value is not None]
+    if given:
+        raise InputError(
+            f"--plan says the model and the layout, and so {'does' if len(given) == 1 else 'do'} {', '.join(given)}.",
+            "Leave one of the two out.",
+        )
+    choice = read_choice(request.plan, request.replica)
+    arguments = (*vllm_arguments(choice.replica), *request.vllm_arguments)
+    changed = replace(request, model=choice.plan.model, executor=choice.executor, vllm_arguments=arguments)
+    return changed, choice
 
 
 def read_choice(path: Path, wanted: str | None) -> PlanChoice:

@@ -7,14 +7,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from longspan.cli import machine, plan_choice
+from longspan.cli.request import Request
 from longspan.cluster.hosts import HostsFile, parse_hosts
-from longspan.deployment import DeploymentSpec, Device, Executor, NodeSpec
+from longspan.deployment import DeploymentSpec, Device, NodeSpec
 from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError, RayError
 from longspan.launch.commands import refuse_owned_flags
 from longspan.model.facts import ModelFacts
@@ -24,26 +25,6 @@ from longspan.units import GIB, format_bytes
 
 LOCAL_LOOPBACK = "127.0.0.{}"  # node 1 is .2: Ray replaces 127.0.0.1 by the machine's outer address
 HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The command line of `up`; None where the user left a choice to us."""
-
-    model: str | None
-    tp: int | None
-    pp: int | None
-    nodes: int | None
-    cluster: Path | None
-    executor: Executor | None
-    name: str
-    served_name: str | None
-    listen: str
-    revision: str | None
-    full_digest: bool
-    vllm_arguments: tuple[str, ...]
-    plan: Path | None = None
-    replica: str | None = None
 
 
 def prepare(request: Request, progress: Any) -> DeploymentSpec:
@@ -61,7 +42,7 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
             raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
     if request.cluster and request.nodes:
         raise InputError("--nodes is for this machine, --cluster names the nodes.", "Give one of them.")
-    request, choice = with_plan(request)
+    request, choice = plan_choice.with_plan(request)
     require_engine()
     model, default_served, facts = resolve_model(request, progress)
     device = machine.device()
@@ -90,34 +71,6 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     check_layout(facts, spec, layout)
     text = json.dumps(asdict(spec), sort_keys=True)
     return replace(spec, identity=hashlib.sha256(text.encode()).hexdigest()[:16])
-
-
-def with_plan(request: Request) -> tuple[Request, plan_choice.PlanChoice | None]:
-    """The request with what a saved plan says filled in, and the replica that was chosen; unchanged without --plan.
-
-    Raises:
-        InputError, PlanFileError, CapacityError: see `plan_choice.read_choice`; or options that say the same as a plan.
-    """
-    if request.plan is None:
-        if request.replica is not None:
-            raise InputError(
-                "--replica picks one of a plan's replicas, and there is no plan.", "Give --plan FILE."
-            )
-        return request, None
-    said = {
-        "MODEL": request.model, "--tp": request.tp, "--pp": request.pp, "--nodes": request.nodes,
-        "--executor": request.executor,
-    }  # fmt: skip
-    given = [name for name, value in said.items() if value is not None]
-    if given:
-        raise InputError(
-            f"--plan says the model and the layout, and so {'does' if len(given) == 1 else 'do'} {', '.join(given)}.",
-            "Leave one of the two out.",
-        )
-    choice = plan_choice.read_choice(request.plan, request.replica)
-    arguments = (*plan_choice.vllm_arguments(choice.replica), *request.vllm_arguments)
-    changed = replace(request, model=choice.plan.model, executor=choice.executor, vllm_arguments=arguments)
-    return changed, choice
 
 
 def place_planned(
