@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_verbs import document
 
 from longspan import errors
 from longspan.cli import control, doctor_live, up
@@ -17,6 +18,7 @@ from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import live
 from longspan.doctor.launches import changes_since, plan_names, recorded, with_ranks
+from longspan.doctor.standing import rank_states, standing
 from longspan.finding import Finding
 from longspan.host import Completed, LocalHost, RecordedHost, SshHost
 from longspan.launch.steps import Failure, Steps, Tick
@@ -124,6 +126,16 @@ def test_names_of_the_plan() -> None:
     assert "same" not in plan_names(SPEC, shared)
 
 
+@pytest.mark.parametrize(
+    ("phase", "shown", "hosts"), [("agents", "agents", ("b",)), ("engine", "engine (starting)", ("a", "b"))]
+)
+def test_the_controllers_own_status_is_understood(phase: str, shown: str, hosts: tuple[str, ...]) -> None:
+    """The document as the controller makes it, of a launch whose second agent is missing and of one without ranks yet."""
+    made = document(phase)
+    where = standing(made, rank_states(made))
+    assert (where.phase, where.hosts) == (shown, hosts)
+
+
 def test_hosts_and_their_ranks(places: Places) -> None:
     """This machine's nodes in one target, the others by ssh; a rank without a pid is found by its process's title."""
     local, remote = doctor_live.reachable(SPEC, status(places), "one")
@@ -174,11 +186,11 @@ def test_while_it_starts(
     examined: list[Any] = []
     monkeypatch.setattr(doctor_live, "worker_pids", lambda host, tp: {1: 900})
     monkeypatch.setattr(live, "collect", lambda targets: examined.extend(targets) or [])
-    document = longspan("doctor", "--name", "default", "--json").document
+    answer = longspan("doctor", "--name", "default", "--json").document
     assert [dict(t.pids) for t in examined] == [{0: os.getpid()}, {1: 900}]
-    assert document["live"]["phase"] == "engine (starting)"
-    assert (document["live"]["ranks"], document["live"]["hosts"]) == ([1], ["gpu-2"])
-    assert document["findings"][0]["cause"] == "insufficient-evidence"
+    assert answer["live"]["phase"] == "engine (starting)"
+    assert (answer["live"]["ranks"], answer["live"]["hosts"]) == ([1], ["gpu-2"])
+    assert answer["findings"][0]["cause"] == "insufficient-evidence"
     text = longspan("doctor", "--name", "default").out
     assert "it waits for rank 1 on gpu-2" in text
     assert "look at: raylet.out" in text
@@ -215,9 +227,9 @@ def test_without_anything_piped(
         places.spec.unlink()
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
-        document = longspan("doctor", "--json").document
-    assert ("deployment" in document) == ran
-    assert bool(document["findings"]) == ran
+        answer = longspan("doctor", "--json").document
+    assert ("deployment" in answer) == ran
+    assert bool(answer["findings"]) == ran
 
 
 def test_a_failed_up_says_what_changed(places: Places) -> None:
