@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +176,28 @@ def test_after_a_failed_launch(longspan: Callable[..., Any], places: Places) -> 
     text = longspan("doctor", "--name", "default").out
     assert "Changed since the last good launch:" in text
     assert "--max-model-len 4096 -> --max-model-len 8192" in text
+
+
+def test_a_bundle_carries_no_name_of_the_plan(
+    longspan: Callable[..., Any], places: Places, tmp_path: Path
+) -> None:
+    """Planted in logs, status and plan: node names, host names, ssh's user, addresses; none is in the archive."""
+    (places.logs / "gpu-1" / "launcher.log").write_text(
+        FAULT + "INFO ops logged in to gpu-2, also called hostzwei\n"
+    )
+    facts = {**FACTS["gpu-2"], "hostname": "hostzwei"}
+    told = status(places, "gone")
+    told["nodes"][1]["facts"] = facts
+    write_private(places.last_status, json.dumps(told))
+    write_private(places.last_good, json.dumps({**recorded(SPEC, FACTS), "gpu-2/vllm": "0.31.0"}))
+    out = tmp_path / "b.tar.gz"
+    assert longspan("doctor", "--name", "default", "--json", "--bundle", str(out)).code == 0
+    with tarfile.open(out) as archive:
+        text = "".join(archive.extractfile(m).read().decode() for m in archive.getmembers())  # type: ignore[union-attr]
+    assert "out of memory" in text
+    for name in ("gpu-1", "gpu-2", "hostzwei", "10.0.0.12", "s3cret"):
+        assert name not in text
+    assert re.search(r"\bops\b", text) is None
 
 
 def test_while_it_starts(

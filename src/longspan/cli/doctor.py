@@ -166,6 +166,7 @@ def command(
         logs = (places.logs,)
         seen = look(places)
         diagnosis = seen.diagnosis
+        redact = (*redact, *seen.names)
         document = {**to_json(diagnosis), **seen.to_json(name)}
     if bundle is not None:
         from longspan.doctor.bundle import write

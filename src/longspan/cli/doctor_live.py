@@ -37,12 +37,14 @@ class Seen:
         standing: what a live launch waits for; None where none is under way.
         changes: what differs from the last good launch; empty for one that serves.
         elsewhere: nodes whose logs lie on another machine and were not read.
+        names: what the plan and the hosts call themselves, to be taken out of what is shared.
     """
 
     diagnosis: Diagnosis
     standing: Standing | None
     changes: tuple[Change, ...]
     elsewhere: tuple[str, ...]
+    names: tuple[str, ...]
 
     def to_json(self, name: str) -> dict[str, Any]:
         """What `--json` adds to the diagnosis."""
@@ -182,7 +184,19 @@ def look(places: Places) -> Seen:
         where,
         () if status.get("phase") == "serving" else tuple(changes),
         tuple(node.name for node in spec.used_nodes() if _elsewhere(node, places.logs)),
+        private_names(spec, status),
     )
+
+
+def private_names(spec: DeploymentSpec, status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Node names, host names and ssh's users and hosts of a deployment: no bundle may carry them."""
+    found = {node.name for node in spec.nodes}
+    for node in spec.nodes:
+        words = (node.ssh or "").split()
+        found |= {part for word in words if not word.startswith("-") for part in word.split("@")}
+    for row in status.get("nodes", ()):
+        found.add(str((row["facts"] or {}).get("hostname") or ""))
+    return tuple(sorted(found - {"", "localhost", "root"}))
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:
