@@ -1,10 +1,12 @@
 """The only door to subprocesses and SSH. Everything above asks a `Host` to run an argv and reads a `Completed`."""
 
+import contextlib
 import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from longspan.errors import HostError
@@ -63,6 +65,15 @@ def _run(
     return Completed(
         done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     )
+
+
+def available_memory_bytes() -> int:
+    """What this machine can give without swapping: MemAvailable of /proc/meminfo, 0 where there is none."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,16 @@ def test_nothing_fits_says_so() -> None:
     assert "Nothing works" in found.output
 
 
+def test_nothing_fits_is_one_document_too() -> None:
+    """With `--json` the reasons and the error are one document, and the exit code says that there is no plan."""
+    found = run("meta-llama/Meta-Llama-3-70B-Instruct", "--gpus", "1xRTX-4090", "--json")
+    assert found.exit_code == NoPlanError.exit_code
+    page = json.loads(found.stdout)
+    assert page["plan"] is None
+    assert page["error"]["exit_code"] == NoPlanError.exit_code
+    assert page["refused"]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longspan.cli import prepare
-from longspan.cli.prepare import Request
+from longspan.cli.request import Request
 from longspan.deployment import DeploymentSpec
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -95,6 +95,6 @@ def test_the_api_keeps_its_own_description(gateway: Make) -> None:
         @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @given(case=operation.ok().as_strategy())
         def check(case: Any) -> None:
-            case.call_and_validate(headers={"authorization": f"Bearer {ADMIN_KEY}"})
+            case.call_and_validate(headers={"Authorization": f"Bearer {ADMIN_KEY}"})
 
         check()

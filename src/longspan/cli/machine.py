@@ -8,7 +8,17 @@ from typing import NoReturn
 
 from longspan.deployment import Device
 from longspan.errors import InputError, PortError
+from longspan.host import available_memory_bytes
 from longspan.units import MIB
+
+__all__ = [
+    "available_memory_bytes",
+    "device",
+    "gpus",
+    "port_holder",
+    "refuse_taken_port",
+    "smallest_gpu_bytes",
+]
 
 
 def _nvidia(query: str) -> list[str]:
@@ -40,14 +50,6 @@ def device() -> Device:
     if Path("/dev/kfd").exists():  # the ROCm kernel driver
         return "rocm"
     return "cpu"
-
-
-def available_memory_bytes() -> int:
-    """MemAvailable of /proc/meminfo."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def port_holder(port: int) -> str:

@@ -125,6 +125,9 @@ def question_of(wish: Wish) -> Question:
     return Question(facts, wished_cluster(wish), workload, settings, wish.executor, goal)
 
 
+_WAYS_OUT = "Try quantised weights (--dtype fp8 or int4), a shorter --max-model-len, or more GPUs."
+
+
 def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
     """Plans, prints, and saves where asked.
 
@@ -140,15 +143,19 @@ def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
         plan = plan_of(answer, options, wish.model)
     changes = [] if wish.quick else what_ifs(answer)
     found = document(answer, options, plan, changes)
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        click.echo("\n".join(lines(found)))
     if plan is None:
-        raise NoPlanError(
-            found["verdict"][-1],
-            "Try quantised weights (--dtype fp8 or int4), a shorter --max-model-len, or more GPUs.",
-        )
+        error = NoPlanError(found["verdict"][-1], _WAYS_OUT)
+        if not as_json:
+            click.echo("\n".join(lines(found)))
+            raise error
+        # The document is the one thing on stdout, so the error goes into it.
+        found["error"] = {
+            "kind": "NoPlanError", "what": error.what, "remedy": error.remedy, "exit_code": error.exit_code,
+        }  # fmt: skip
+        click.echo(json.dumps(found))
+        click.echo(f"error: {error}", err=True)
+        click.get_current_context().exit(error.exit_code)
+    click.echo(json.dumps(found) if as_json else "\n".join(lines(found)))
     if save is not None:
         save.write_text(to_toml(plan), encoding="utf-8")
         click.echo(f"Saved to {save}", err=True)

@@ -7,14 +7,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longspan.cli import machine
+from longspan.cli import machine, plan_choice
+from longspan.cli.request import Request
 from longspan.cluster.hosts import HostsFile, parse_hosts
-from longspan.deployment import DeploymentSpec, Device, Executor, NodeSpec
+from longspan.deployment import DeploymentSpec, Device, NodeSpec
 from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError, RayError
 from longspan.launch.commands import refuse_owned_flags
 from longspan.model.facts import ModelFacts
@@ -24,24 +25,6 @@ from longspan.units import GIB, format_bytes
 
 LOCAL_LOOPBACK = "127.0.0.{}"  # node 1 is .2: Ray replaces 127.0.0.1 by the machine's outer address
 HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The command line of `up`; None where the user left a choice to us."""
-
-    model: str | None
-    tp: int | None
-    pp: int | None
-    nodes: int | None
-    cluster: Path | None
-    executor: Executor
-    name: str
-    served_name: str | None
-    listen: str
-    revision: str | None
-    full_digest: bool
-    vllm_arguments: tuple[str, ...]
 
 
 def prepare(request: Request, progress: Any) -> DeploymentSpec:
@@ -59,19 +42,24 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
             raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
     if request.cluster and request.nodes:
         raise InputError("--nodes is for this machine, --cluster names the nodes.", "Give one of them.")
+    request, choice = plan_choice.with_plan(request)
     require_engine()
     model, default_served, facts = resolve_model(request, progress)
     device = machine.device()
     hosts = read_cluster(request.cluster) if request.cluster else None
-    tp, pp, nodes = place(request, facts, device, hosts)
+    if choice is None:
+        tp, pp, nodes = place(request, facts, device, hosts)
+        layout = Layout(tp=tp, pp=pp)
+    else:
+        layout, nodes = choice.replica.layout, place_planned(choice, device, hosts)
     spec = DeploymentSpec(
         name=request.name,
         identity="",
         model=model,
         served_name=request.served_name or default_served,
-        tp=tp,
-        pp=pp,
-        executor=request.executor,
+        tp=layout.tp,
+        pp=layout.pp,
+        executor=request.executor or "ray",
         device=device,
         nodes=nodes,
         listen=request.listen,
@@ -80,9 +68,20 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         vllm_arguments=request.vllm_arguments,
         full_digest=request.full_digest,
     )
-    check_layout(facts, spec)
+    check_layout(facts, spec, layout)
     text = json.dumps(asdict(spec), sort_keys=True)
     return replace(spec, identity=hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def place_planned(
+    choice: plan_choice.PlanChoice, device: Device, hosts: HostsFile | None
+) -> tuple[NodeSpec, ...]:
+    """The nodes of a plan's replica: the cluster file's, or this machine."""
+    if hosts is None:
+        return plan_choice.nodes_here(choice, None if device == "cpu" else machine.gpus())
+    needed = plan_choice.needed_hosts(choice, hosts) if hosts.hosts else hosts
+    own_gpus = device != "cpu" and hosts.ray_address is None
+    return plan_choice.nodes_on_cluster(choice, cluster_nodes(needed), own_gpus=own_gpus)
 
 
 def require_engine() -> None:
@@ -272,7 +271,7 @@ def cluster_nodes(hosts: HostsFile) -> tuple[NodeSpec, ...]:
     return tuple(node for node in found if node.gpus)
 
 
-def check_layout(facts: ModelFacts | None, spec: DeploymentSpec) -> None:
+def check_layout(facts: ModelFacts | None, spec: DeploymentSpec, layout: Layout) -> None:
     """Enough GPUs, and a layout that vLLM accepts.
 
     Raises:
@@ -287,7 +286,7 @@ def check_layout(facts: ModelFacts | None, spec: DeploymentSpec) -> None:
         )
     if facts is not None:
         per_node = tuple(node.gpus for node in spec.used_nodes())
-        rejection = legality.check(facts, Layout(tp=spec.tp, pp=spec.pp), per_node, spec.executor)
+        rejection = legality.check(facts, layout, per_node, spec.executor)
         if rejection:
             legal = ", ".join(map(str, legality.legal_tp(facts, limit=64)))
             raise LayoutError(

@@ -9,7 +9,8 @@ import click
 
 from longspan.cli import control
 from longspan.cli.keys import ensure_api_key
-from longspan.cli.prepare import Request, check_port, check_room, prepare
+from longspan.cli.prepare import check_port, check_room, prepare
+from longspan.cli.request import Request
 from longspan.daemon.places import Places
 from longspan.deployment import DeploymentSpec
 from longspan.errors import (
@@ -55,7 +56,13 @@ class UpCommand(click.Command):
     type=click.Path(path_type=Path, dir_okay=False),
     help="A cluster file (TOML): hosts over ssh, or a running Ray.",
 )
-@click.option("--executor", type=click.Choice(["ray", "mp"]), default="ray", show_default=True)
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A plan of `longspan plan --save`: model, layout, GPUs and vLLM's arguments come from it.",
+)
+@click.option("--replica", help="Which of the plan's replicas, such as r0.")
+@click.option("--executor", type=click.Choice(["ray", "mp"]), help="[default: ray]")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
 @click.option("--served-name", help="The model name that clients use.")
 @click.option(
@@ -78,6 +85,8 @@ def command(
     pp: int | None,
     nodes: int | None,
     cluster: Path | None,
+    plan: Path | None,
+    replica: str | None,
     executor: Any,
     name: str,
     served_name: str | None,
@@ -88,12 +97,13 @@ def command(
 ) -> int:
     """Serve MODEL (a directory or a Hugging Face id; the demo model where it is left out).
 
-    Anything after `--` goes to vLLM unchanged: longspan up MODEL -- --max-model-len 8192
+    Anything after `--` goes to vLLM unchanged: longspan up MODEL -- --max-model-len 8192.
+    With a plan, it stands after the plan's own arguments and so outweighs them.
     """
     places = Places.of(name)
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
-        ctx.meta.get("vllm_arguments", ()),
+        ctx.meta.get("vllm_arguments", ()), plan, replica,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
     record = places.running()

@@ -14,18 +14,11 @@ from typing import Any
 
 from longspan.daemon import processes, spare
 from longspan.daemon.versions import installed
+from longspan.host import available_memory_bytes
 from longspan.launch import commands, digest, reference
 from longspan.launch.logprobs import NotMade
 
 Function = Callable[[dict[str, Any], str], Awaitable[Any]]
-
-
-def available_memory_bytes() -> int:
-    """MemAvailable of /proc/meminfo."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 async def facts(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:

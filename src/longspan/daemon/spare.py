@@ -81,7 +81,9 @@ def wishes(arguments: dict[str, Any]) -> tuple[Wish, Wish] | str:
             )
         except (LocalEntryNotFoundError, ValueError, OSError):
             return "this node's hub cache does not hold the checkpoint"
-    env = {key: value for key, value in os.environ.items() if key not in {KEY_FILE_VARIABLE, "VLLM_API_KEY"}}
+    # A split of the layers over stages is refused by an engine of one stage.
+    not_ours = {KEY_FILE_VARIABLE, "VLLM_API_KEY", "VLLM_PP_LAYER_PARTITION"}
+    env = {key: value for key, value in os.environ.items() if key not in not_ours}
     free_bytes: int | None = None
     device = "cpu"
     if arguments["device"] == "cpu":

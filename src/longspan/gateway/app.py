@@ -152,5 +152,5 @@ def _nothing() -> None:
 def main(path: Path) -> None:
     """Runs a gateway in this process; returns after a drain."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)  # requests make garbage by reference counts, hardly by cycles
+    gc.set_threshold(20_000, 10, 10)  # requests make garbage by reference counts, hardly by cycles
     uvloop.run(serve(path))

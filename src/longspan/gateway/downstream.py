@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import httptools
 
@@ -63,7 +63,7 @@ class Downstream(asyncio.Protocol):
         self._later = b""
         self._close = False
         self._chunked = self._serving = False
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._ready: deque[Request] = deque()
         self.method = b""
         self.version = "1.1"
@@ -81,6 +81,7 @@ class Downstream(asyncio.Protocol):
         """asyncio: the client is gone."""
         self._register.discard(self)
         self.transport = None
+        self._parser = None  # it refers to us: a circle that only the garbage collector would find
         handler, self.handler = self.handler, None
         if handler is not None:
             handler.client_lost()

@@ -10,7 +10,7 @@ import ssl
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import httptools
 
@@ -60,7 +60,7 @@ class Upstream(asyncio.Protocol):
         self._renew()
 
     def _renew(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
         self._blocks: list[bytes] = []
         self._status = 0
@@ -152,6 +152,7 @@ class Upstream(asyncio.Protocol):
         receiver = self.receiver
         self.receiver = None
         self.transport = None
+        self._parser = None  # it refers to us: a circle that only the garbage collector would find
         self._pool.gone(self)
         if receiver is None:
             return

@@ -205,5 +205,5 @@ def _configure(gateway: Gateway, message: Message, directory: Path) -> None:
 if __name__ == "__main__":
     os.set_inheritable(int(sys.argv[1]), False)
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(20_000, 10, 10)
     uvloop.run(_work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), Path(sys.argv[5])))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longspan.errors import LaunchError, ProofError
+from longspan.host import available_memory_bytes
 from longspan.launch.digest import checkpoint_identity, weights_bytes
 from longspan.launch.logprobs import NotMade, Reference
 from longspan.launch.one_rank import running_engine
@@ -85,7 +86,7 @@ async def make_reference(wish: Wish) -> Reference | NotMade:
     if cached is not None:
         return cached
     needed, free = await asyncio.to_thread(_needed_bytes, wish), wish.free_bytes
-    free = _available_bytes() if free is None else free
+    free = available_memory_bytes() if free is None else free
     if needed > free:
         return NotMade(
             f"one rank needs {format_bytes(needed)} for this checkpoint in dtype {wish.dtype}, and {format_bytes(free)} are free"
@@ -126,14 +127,6 @@ async def engine_version(python: str = sys.executable, env: Mapping[str, str] | 
 def _needed_bytes(wish: Wish) -> int:
     """Weights in the dtype asked for, and the overhead. float32 doubles what is stored in 16 bits."""
     return weights_bytes(wish.model) * (2 if wish.dtype == "float32" else 1) + _OVERHEAD_BYTES
-
-
-def _available_bytes() -> int:
-    """What the kernel says can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _cache_path(wish: Wish) -> Path:

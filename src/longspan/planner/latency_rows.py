@@ -1,5 +1,7 @@
 """Latency and throughput of one row of `plan --rows`."""
 
+from dataclasses import replace
+
 from longspan.cluster.catalog import GpuType
 from longspan.cluster.inventory import default_link, usual_network
 from longspan.model.facts import ModelFacts
@@ -20,7 +22,7 @@ from longspan.planner.links import Path, network_path, node_path
 from longspan.planner.memory import receipt
 from longspan.planner.rows import Row
 from longspan.planner.simulate import Limits, Request, simulate
-from longspan.planner.step_costs import family
+from longspan.planner.step_costs import WARM_PROMPT_SECONDS, family
 from longspan.workload import Workload
 
 LATENCY_KEYS = (
@@ -54,7 +56,14 @@ def row_engine(row: Row, facts: ModelFacts, gpu: GpuType) -> EngineModel:
         for stage in range(layout.pp)
     )
     exchange = inside if layout.tp * layout.dp <= per_node else network
-    return engine_model(facts, layout, sites, exchange, cache_value_bytes(row, facts, gpu))
+    found = engine_model(facts, layout, sites, exchange, cache_value_bytes(row, facts, gpu))
+    if row.settings.version >= _BURST_SINCE or row.request_rate_per_s:
+        return found
+    stages = tuple(
+        replace(stage, costs=replace(stage.costs, prompt_seconds=WARM_PROMPT_SECONDS))
+        for stage in found.stages
+    )
+    return replace(found, stages=stages)
 
 
 def cache_value_bytes(row: Row, facts: ModelFacts, gpu: GpuType) -> float | None:

@@ -18,10 +18,10 @@ from longspan.planner.legality import check
 from longspan.planner.memory import receipt
 from longspan.planner.options import Answer, Option, Question, Refused
 from longspan.planner.partition import best_partition
+from longspan.planner.profile import Identity
 from longspan.planner.ranking import distinct, examine, rank
 from longspan.planner.simulate import Limits
 from longspan.planner.versions import format_version
-from longspan.planner.work import Identity
 from longspan.units import GIB
 
 # How many candidates are simulated.

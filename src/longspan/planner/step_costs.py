@@ -1,7 +1,7 @@
 """The calibrated step costs by GPU family, and how far estimates made with them are off.
 
 Fitted by `scripts/calibrate_latency.py` to the aggregated vLLM points of NVIDIA's aiconfigurator (silicon_sample.csv at
-commit 095f58a, Apache-2.0): MiniMax-M2.5, gpt-oss-120b, Llama-3.1-70B, Kimi-K2.5 and Qwen3-32B on H100, H200, B200 and B300 at TP 1 to 8,
+commit 095f58a, Apache-2.0): MiniMax-M2.5, gpt-oss-120b, Llama-3.1-70B and 8B, Kimi-K2.5, Qwen3-32B and Qwen3-235B on H100, H200, B200 and B300 at TP 1 to 8,
 vLLM 0.12 to 0.19. Families without points carry Hopper's efficiencies over and are called guesses.
 """
 
@@ -13,21 +13,27 @@ from longspan.planner.steptime import StepCosts
 _POINTS = "silicon points of aiconfigurator @095f58a, cross-validated by configuration"
 
 HOPPER = StepCosts(
-    dense_read=0.863, expert_read=0.342, cache_read=0.706,
-    multiply={"bf16": 0.674, "fp8": 0.798, "fp4": 0.674, "mxfp4": 0.674, "int8": 0.7},
-    expert_multiply={"bf16": 0.152, "fp8": 0.0952, "fp4": 0.152, "mxfp4": 0.196, "int8": 0.0952},
-    attend=0.56, layer_seconds=26.2e-6, expert_layer_seconds=20.2e-6, prefill_layer_seconds=25.2e-6,
-    mixed_seconds=0.672e-3, step_seconds=37e-6, request_seconds=1.14e-6, prompt_seconds=7.98e-3,
-    reduce_seconds=17.9e-6, reduce_growth=1.62e-6, link_share=0.421, expert_skew=0.738, source=_POINTS,
+    dense_read=0.855, expert_read=0.263, cache_read=0.742,
+    multiply={"bf16": 0.501, "fp8": 0.85, "fp4": 0.501, "mxfp4": 0.85, "int8": 0.85},
+    expert_multiply={"bf16": 0.175, "fp8": 0.202, "fp4": 0.114, "mxfp4": 0.214, "int8": 0.202},
+    attend=0.741, layer_seconds=21.3e-6, expert_layer_seconds=17.1e-6,
+    prefill_layer_seconds=17.4e-6, mixed_seconds=0.304e-3,
+    step_seconds=21.2e-6, request_seconds=0.809e-6, prompt_seconds=7.62e-3,
+    reduce_seconds=20.3e-6, reduce_growth=1.51e-6, link_share=0.416, expert_skew=0.682,
+    source=_POINTS,
 )  # fmt: skip
 BLACKWELL = StepCosts(
-    dense_read=0.712, expert_read=0.499, cache_read=0.903,
-    multiply={"bf16": 0.703, "fp8": 0.435, "fp4": 0.239, "mxfp4": 0.435, "int8": 0.435},
-    expert_multiply={"bf16": 0.152, "fp8": 0.101, "fp4": 0.0977, "mxfp4": 0.374, "int8": 0.101},
-    attend=0.505, layer_seconds=26.8e-6, expert_layer_seconds=20.6e-6, prefill_layer_seconds=200e-6,
-    mixed_seconds=1.15e-3, step_seconds=37e-6, request_seconds=1.14e-6, prompt_seconds=7.98e-3,
-    reduce_seconds=17.9e-6, reduce_growth=1.62e-6, link_share=0.421, expert_skew=0.738, source=_POINTS,
+    dense_read=0.711, expert_read=0.425, cache_read=0.827,
+    multiply={"bf16": 0.743, "fp8": 0.446, "fp4": 0.252, "mxfp4": 0.446, "int8": 0.446},
+    expert_multiply={"bf16": 0.175, "fp8": 0.114, "fp4": 0.114, "mxfp4": 0.43, "int8": 0.114},
+    attend=0.439, layer_seconds=23.3e-6, expert_layer_seconds=18.7e-6,
+    prefill_layer_seconds=200e-6, mixed_seconds=0.976e-3,
+    step_seconds=21.2e-6, request_seconds=0.809e-6, prompt_seconds=7.62e-3,
+    reduce_seconds=20.3e-6, reduce_growth=1.51e-6, link_share=0.416, expert_skew=0.682,
+    source=_POINTS,
 )  # fmt: skip
+# `prompt_seconds` of the points that were measured warm (vLLM 0.12): without the stall that later points show.
+WARM_PROMPT_SECONDS = 0.181e-3
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ plain arithmetic only, so that the calibration (`scripts/calibrate_latency.py`) 
 from dataclasses import dataclass
 
 from longspan.cluster.catalog import GpuType
+from longspan.planner.profile import Matrices
 from longspan.planner.simulate import Load
-from longspan.planner.work import Matrices, StageWork
+from longspan.planner.work import StageWork
 
 # Sharpness of the corner of the roofline; 1 adds reading and multiplying, infinity takes the larger.
 _CORNER = 2.0

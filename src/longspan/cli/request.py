@@ -1,0 +1,26 @@
+"""What `up` was asked for, as it was typed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from longspan.deployment import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line of `up`; None where the user left a choice to us."""
+
+    model: str | None
+    tp: int | None
+    pp: int | None
+    nodes: int | None
+    cluster: Path | None
+    executor: Executor | None
+    name: str
+    served_name: str | None
+    listen: str
+    revision: str | None
+    full_digest: bool
+    vllm_arguments: tuple[str, ...]
+    plan: Path | None = None
+    replica: str | None = None
