@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from real import environment, executable, processes_with, running, wait_for
 
+from longspan.cli.doctor import command as doctor_verb
 from longspan.cli.down import command as down_verb
 from longspan.cli.status import command as status_verb
 from longspan.daemon.places import Places, write_private
@@ -318,3 +319,19 @@ def agents(home: Path) -> list[int]:
                 if ours and b"longspan.daemon.agent" in (process / "cmdline").read_bytes():
                     found.append(int(process.name))
     return found
+
+
+def test_the_doctor_examines_a_launch_that_waits(deployed: Deployed) -> None:
+    """The live deployment's phase and hosts, taken from outside while it stands; it is not disturbed."""
+    deployed.start()
+    deployed.reach("ray")
+    said = CliRunner().invoke(doctor_verb, ["--name", "t", "--json"])
+    assert said.exit_code == 0, said.output
+    document = json.loads(said.stdout)
+    assert document["live"]["phase"] == "ray"
+    assert (document["live"]["ranks"], document["live"]["hosts"]) == ([0, 1], ["n1", "n2"])
+    assert [f for f in document["findings"] if f["severity"] == "error"] == []
+    assert document["changes"] == []
+    deployed.reach("ray")
+    assert CliRunner().invoke(down_verb, ["--name", "t"]).exit_code == 0
+    deployed.gone()

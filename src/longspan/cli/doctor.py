@@ -1,14 +1,18 @@
 """`longspan doctor`: why a launch failed or hangs."""
 
 import json
+import os
+import stat
 import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
+from longspan.daemon.places import Places
 from longspan.doctor.collect import STDIN, diagnose
 from longspan.doctor.match import Diagnosis
-from longspan.errors import InputError
+from longspan.errors import InputError, NoDeploymentError
 from longspan.finding import Finding
 from longspan.units import format_bytes, format_seconds
 
@@ -82,8 +86,48 @@ def print_diagnosis(diagnosis: Diagnosis, timeline: bool = False) -> None:
         click.echo("No fault found.")
 
 
+def _piped() -> bool:
+    """Whether something is piped or redirected into us: neither a terminal nor /dev/null."""
+    try:
+        return not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return sys.stdin is not None  # a stream that some program put there
+
+
+def _deployment(name: str, named: bool, logs: tuple[Path, ...]) -> Places | None:
+    """The deployment to look at; None where logs are to be read.
+
+    Raises:
+        InputError: there is nothing to look at, or both logs and a deployment were named.
+        NoDeploymentError: the one that was named never ran here.
+    """
+    if logs and named:
+        raise InputError(
+            "Logs and a deployment were named.", "Leave --name out to read logs, or the logs to use --name."
+        )
+    if logs or (_piped() and not named):
+        return None
+    from longspan.cli.doctor_live import has_run
+
+    places = Places.of(name)
+    if has_run(places):
+        return places
+    if named:
+        raise NoDeploymentError(
+            f"No deployment called {name!r} runs or ran on this machine.",
+            "Name its logs, or run the doctor where `longspan up` was run.",
+        )
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputError(
+            f"No log was named, and no deployment called {name!r} runs or ran here.",
+            "Name log files or directories, pipe one in, or name a deployment with --name.",
+        )
+    return None
+
+
 @click.command()
 @click.argument("logs", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--name", default="default", show_default=True, help="The deployment, where no LOGS are named.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--timeline", is_flag=True, help="Show when each node reached which phase.")
 @click.option(
@@ -94,20 +138,36 @@ def print_diagnosis(diagnosis: Diagnosis, timeline: bool = False) -> None:
 @click.option(
     "--redact", multiple=True, metavar="NAME", help="A further host or user name to take out of the bundle."
 )
+@click.pass_context
 def command(
-    logs: tuple[Path, ...], as_json: bool, timeline: bool, bundle: Path | None, redact: tuple[str, ...]
+    ctx: click.Context,
+    logs: tuple[Path, ...],
+    name: str,
+    as_json: bool,
+    timeline: bool,
+    bundle: Path | None,
+    redact: tuple[str, ...],
 ) -> None:
     """Say why a launch failed or hangs.
 
     LOGS are files (also .gz, .xz, .bz2), directories such as /tmp/ray/session_latest/logs, or - for standard input; give
-    the logs of all nodes at once. Ends with 0 whether or not it finds a fault; the answer is in what it prints.
+    the logs of all nodes at once. Without LOGS it looks at the deployment of this machine: its logs, and while it starts
+    its processes and hosts too. Ends with 0 whether or not it finds a fault; the answer is in what it prints.
     """
-    if not logs:
-        if sys.stdin.isatty():
-            raise InputError("No log was named.", "Name log files or directories, or pipe one in.")
-        logs = (STDIN,)
-    diagnosis = diagnose(logs)
-    document = to_json(diagnosis)
+    places = _deployment(name, ctx.get_parameter_source("name") is ParameterSource.COMMANDLINE, logs)
+    seen = None
+    if places is None:
+        logs = logs or (STDIN,)
+        diagnosis = diagnose(logs)
+        document = to_json(diagnosis)
+    else:
+        from longspan.cli.doctor_live import look, print_seen
+
+        logs = (places.logs,)
+        seen = look(places)
+        diagnosis = seen.diagnosis
+        redact = (*redact, *seen.names)
+        document = {**to_json(diagnosis), **seen.to_json(name)}
     if bundle is not None:
         from longspan.doctor.bundle import write
 
@@ -117,5 +177,7 @@ def command(
         )
     if as_json:
         click.echo(json.dumps(document, ensure_ascii=False))
-    else:
-        print_diagnosis(diagnosis, timeline)
+        return
+    print_diagnosis(diagnosis, timeline)
+    if seen is not None:
+        print_seen(seen, name)

@@ -188,22 +188,32 @@ def _failure(status: dict[str, Any]) -> LongspanError:
     failure = status.get("failure")
     if failure is None:
         return LaunchError("The deployment was taken down while it was starting.", "")
-    remedy = f"{failure['remedy']} {_diagnosis(Path(status['logs']))}Logs: {status['logs']}."
+    remedy = f"{failure['remedy']} {_diagnosis(status)}Logs: {status['logs']}."
     return FAILURES[failure["kind"]](failure["what"], remedy.strip())
 
 
-def _diagnosis(logs: Path) -> str:
-    """What the doctor makes of the logs of a launch that failed: its best finding, or nothing."""
+def _diagnosis(status: dict[str, Any]) -> str:
+    """What the doctor makes of a launch that failed: its best finding, and what the last good launch had other."""
+    from longspan.cli.doctor_live import change_lines, connected, spec_of
     from longspan.doctor.collect import diagnose
 
     try:
-        findings = diagnose([logs]).findings
+        findings = list(diagnose([Path(status["logs"])]).findings)
+        changes: list[tuple[str, str, str]] = []
+        places = Places(Path(status["state_dir"]))
+        if spec := spec_of(places):
+            findings, changes = connected(findings, places, spec, status)
     except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
         return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
-    if not findings or findings[0].cause == "insufficient-evidence":
-        return ""
-    best = findings[0]
-    return f"\n  doctor: {best.summary} ({best.cause}, {best.confidence:.0%} sure). {best.remedy}\n  "
+    told = ""
+    if findings and findings[0].cause != "insufficient-evidence":
+        best = findings[0]
+        told = f"\n  doctor: {best.subject + ': ' if best.subject else ''}{best.summary} ({best.cause}, {best.confidence:.0%} sure). {best.remedy}"
+    if changes:
+        told += "\n  Changed since the last good launch:\n" + "\n".join(
+            f"  {line}" for line in change_lines(changes)
+        )
+    return f"{told}\n  " if told else ""
 
 
 def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:

@@ -28,6 +28,7 @@ from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
 from longspan.deployment import DeploymentSpec
+from longspan.doctor import launches
 from longspan.launch import steps
 from longspan.launch.steps import (
     Action,
@@ -106,11 +107,19 @@ class Controller:
         self.perform(actions)
         if self.machine.phase != before:
             self.history.flush()
+            if self.machine.phase == "serving":
+                self._remember_good()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
             self.version += 1
             self.changed.notify_all()
+
+    def _remember_good(self) -> None:
+        """Keeps what this launch was made of for the doctor; a full disk must not end what serves."""
+        with contextlib.suppress(OSError):
+            document = launches.recorded(self.spec, self.machine.facts)
+            write_private(self.places.last_good, json.dumps(document))
 
     def perform(self, actions: list[Action]) -> None:
         """Carries out what the state machine decided."""

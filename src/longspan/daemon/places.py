@@ -72,6 +72,11 @@ class Places:
         return self.root / "last-status.json"
 
     @property
+    def last_good(self) -> Path:
+        """What the last launch that served was made of, flat; the doctor compares a failed one with it."""
+        return self.root / "last-good.json"
+
+    @property
     def history(self) -> Path:
         """The events of the last start, one JSON document a line."""
         return self.root / "events.jsonl"

@@ -1,8 +1,11 @@
 """Compares a launch with the last good one, and names a plan's ranks in the findings."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from longspan.deployment import DeploymentSpec
 from longspan.finding import Evidence, Finding
 
 # A change of one of these explains the causes it stands with.
@@ -17,6 +20,81 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "model": ("weights-corrupt", "model-path-missing", "oom-weights"),
     "arguments": ("oom-kv-cache", "oom-runtime", "parallel-config-invalid", "heads-not-divisible"),
 }  # fmt: skip
+
+
+# What an agent finds on its node; unknown until it has answered.
+_FACTS = ("python", "ray", "vllm")
+_SECRET_FLAG = re.compile(r"--[\w-]*(?:key|token|password|secret)[\w-]*", re.IGNORECASE)
+
+
+def recorded(spec: DeploymentSpec, facts: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
+    """A launch as `difference` compares it: "host/what" and "deployment/what" -> value; no secret in it.
+
+    Args:
+        facts: node -> what its agent found there, as far as it answered.
+    """
+    found = {
+        "deployment/identity": spec.identity,
+        "deployment/model": f"{spec.model}@{spec.revision}" if spec.revision else spec.model,
+        "deployment/arguments": " ".join(_without_secrets(spec.vllm_arguments)) or "none",
+        "deployment/layout": f"TP {spec.tp} x PP {spec.pp}, {spec.executor}, {spec.device}, ranks on "
+        + ", ".join(node.name for node in spec.rank_nodes()),
+    }
+    for node in spec.used_nodes():
+        found[f"{node.name}/address"] = node.address
+        if nic := node.env.get("NCCL_SOCKET_IFNAME") or node.env.get("GLOO_SOCKET_IFNAME"):
+            found[f"{node.name}/nic"] = nic
+        here = facts.get(node.name) or {}
+        found |= {f"{node.name}/{what}": str(here[what]) for what in _FACTS if here.get(what)}
+    return found
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    told: list[str] = []
+    hide = False
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        secret = bool(_SECRET_FLAG.fullmatch(flag))
+        if hide and not argument.startswith("--"):
+            told.append("***")
+            continue  # a flag may take several values
+        told.append(f"{flag}=***" if secret and equals else argument)
+        hide = secret and not equals
+    return told
+
+
+def changes_since(
+    good: Mapping[str, str], spec: DeploymentSpec, facts: Mapping[str, Mapping[str, Any] | None]
+) -> list[tuple[str, str, str]]:
+    """What this launch has other than the last good one. What a node has not told yet is no change.
+
+    Args:
+        good: `recorded` of the last good launch; empty if there was none, and then nothing changed.
+    """
+    if not good:
+        return []
+    now = recorded(spec, facts)
+    silent = {
+        f"{node.name}/{what}"
+        for node in spec.used_nodes()
+        for what in _FACTS
+        if f"{node.name}/{what}" not in now
+    }
+    changes = difference({key: value for key, value in good.items() if key not in silent}, now)
+    # The identity is a digest of all the rest: it only says something where nothing else does.
+    telling = [change for change in changes if change[0] != "deployment/identity"]
+    return telling or changes
+
+
+def plan_names(spec: DeploymentSpec, facts: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
+    """What logs call the nodes -> what the plan calls them: by address, and by host name where no two share it."""
+    names = {node.address: node.name for node in spec.used_nodes()}
+    hosts = [str(known["hostname"]) for known in facts.values() if known and known.get("hostname")]
+    for node in spec.used_nodes():
+        host = str((facts.get(node.name) or {}).get("hostname") or "")
+        if host and hosts.count(host) == 1:
+            names[host] = node.name
+    return names
 
 
 def difference(good: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -56,7 +134,12 @@ def with_ranks(findings: Sequence[Finding], names: Mapping[str, str]) -> list[Fi
     for finding in findings:
         subject = finding.subject
         for seen, planned in sorted(names.items(), key=lambda item: -len(item[0])):
-            if seen in subject and planned not in subject:
-                subject = subject.replace(seen, f"{planned} ({seen})" if planned != seen else seen, 1)
+            if not _whole(planned).search(subject) and (match := _whole(seen).search(subject)):
+                subject = f"{subject[: match.start()]}{planned} ({seen}){subject[match.end() :]}"
         result.append(replace(finding, subject=subject))
     return result
+
+
+def _whole(word: str) -> re.Pattern[str]:
+    """The word, not as a part of another: 10.0.0.1 does not stand in 10.0.0.12, nor gpu-1 in gpu-1-b."""
+    return re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w-]|\.\w)")
