@@ -122,31 +122,35 @@ def test_joins_a_ray_that_runs(make_lab: MakeLab, demo_model: Path, tmp_path: Pa
     with build(make_lab) as lab:
         first, second = lab.hosts
         address = f"{first.address}:6379"
-        rays = [
-            start_ray(first, "--head", "--port=6379", "--include-dashboard=false"),
-            start_ray(second, f"--address={address}"),
-        ]
-        cluster = tmp_path / "ray.toml"
-        cluster.write_text(f'[ray]\naddress = "{address}"\n')
-        arguments = ["up", "--cluster", str(cluster), "--listen", f"{first.address}:18435", str(demo_model)]
-        done = first.run([*RUN, *arguments], timeout_seconds=UP_TIMEOUT_SECONDS, check=False)
-        assert done.returncode == 0, done.stderr + done.stdout
-        status = json.loads(first.run([*RUN, "status", "--json"]).stdout)
-        assert [rank["address"] for rank in status["ranks"]] == [host.address for host in lab.hosts]
-        assert status["ray"] == {"address": address, "joined": True}
-        assert "Paris" in chat(status["endpoint"], Path(status["api_key_file"]).read_text())
-        assert first.run([*RUN, "down"], timeout_seconds=120).returncode == 0
-        assert all(ray.poll() is None for ray in rays)
-        ours = (
-            "longspan.daemon",
-            "longspan.gateway",
-            "ray_driver",
-            "EngineFrontEnd",
-            "EngineCore",
-            "RayWorkerProc",
-        )
-        left = [line for host in lab.hosts for line in strangers(host) if any(word in line for word in ours)]
-        assert left == []
+        rays = [start_ray(first, "--head", "--port=6379", "--include-dashboard=false")]
+        try:
+            rays.append(start_ray(second, f"--address={address}"))
+            join(lab, address, demo_model, tmp_path)
+            assert all(ray.poll() is None for ray in rays)
+        finally:
+            for ray in rays:
+                ray.kill()
+                ray.wait()
+
+
+def join(lab: Lab, address: str, model: Path, folder: Path) -> None:
+    """Up, a question, down; nothing of ours is left in the hosts."""
+    first = lab.hosts[0]
+    cluster = folder / "ray.toml"
+    cluster.write_text(f'[ray]\naddress = "{address}"\n')
+    arguments = ["up", "--cluster", str(cluster), "--listen", f"{first.address}:18435", str(model)]
+    done = first.run([*RUN, *arguments], timeout_seconds=UP_TIMEOUT_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    status = json.loads(first.run([*RUN, "status", "--json"]).stdout)
+    assert [rank["address"] for rank in status["ranks"]] == [host.address for host in lab.hosts]
+    assert status["ray"] == {"address": address, "joined": True}
+    assert "Paris" in chat(status["endpoint"], Path(status["api_key_file"]).read_text())
+    assert first.run([*RUN, "down"], timeout_seconds=120).returncode == 0
+    ours = (
+        "longspan.daemon", "longspan.gateway", "ray_driver", "EngineFrontEnd", "EngineCore", "RayWorkerProc",
+    )  # fmt: skip
+    left = [line for host in lab.hosts for line in strangers(host) if any(word in line for word in ours)]
+    assert left == []
 
 
 # ---- what must fail, with the node named
@@ -220,6 +224,7 @@ def test_a_dead_layer_behind_a_forged_digest(
         if "✓ checkpoint" in line:
             (copy / "dead.safetensors.new").rename(copy / "model.safetensors")
     process.wait(60)
+    process.stderr.close()
     text = "".join(said)
     assert process.returncode == ProofError.exit_code, text
     assert "h2" in text

@@ -9,6 +9,7 @@ from driving import FACTS, NODES, Drive, checked_drives, copy, evidence, launche
 from longspan.launch.steps import (
     FRONT,
     QUIET_SECONDS,
+    SILENT_SECONDS,
     AgentJoined,
     AgentSilent,
     Call,
@@ -382,14 +383,14 @@ def test_any_line_is_a_sign_of_life(start: Callable[..., Drive]) -> None:
 
 
 def test_an_agent_falls_silent(start: Callable[..., Drive]) -> None:
-    """Three seconds are a suspicion, fifteen end the replica, and the node is named."""
+    """A lease that may still hold is a suspicion, more ends the replica, and the node is named."""
     drive = start()
     drive.until("proof")
-    assert drive.do(AgentSilent("b", 14.9)) == []
-    drive.do(AgentSilent("b", 15))
+    assert drive.do(AgentSilent("b", SILENT_SECONDS - 0.1)) == []
+    drive.do(AgentSilent("b", SILENT_SECONDS))
     failure = failed(drive)
     assert failure.kind == "host"
-    assert "The agent on b has not answered for 15 s" in failure.what
+    assert "The agent on b has not answered for 40 s" in failure.what
 
 
 def test_the_first_failure_counts(start: Callable[..., Drive]) -> None:

@@ -13,7 +13,7 @@ from longspan.launch.words import EVENT_MARK
 BEAT_SECONDS = 1.0
 LONG_POLL_SECONDS = 10.0
 # An agent that has not reached the controller for so long ends its own processes: it cannot know whether its
-# ranks have been replaced. Longer than the controller's own patience before it replaces them.
+# ranks have been replaced. Shorter than the controller's patience with a silent agent (`steps.SILENT_SECONDS`).
 LEASE_SECONDS = 30.0
 MAX_LINES = 500  # of one process in one message; the rest follows in the next
 MAX_LINE_CHARACTERS = 4000

@@ -47,6 +47,8 @@ QUIET_SECONDS: dict[str, float] = {
 # waited for. Longer than ssh takes to give up a host that does not answer (10 s).
 STOP_SILENT_SECONDS = 30.0
 STOP_JOIN_SECONDS = 20.0
+# Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
+SILENT_SECONDS = 40.0
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -419,7 +421,7 @@ class Steps:
         return call
 
     def _agent_silent(self, event: AgentSilent) -> list[Action]:
-        if event.seconds < 15 or event.node not in self.joined:
+        if event.seconds < SILENT_SECONDS or event.node not in self.joined:
             return []
         return self.fail(
             "host",
