@@ -32,6 +32,8 @@ BATCH_CHARACTERS = (
     1 << 20
 )  # of log lines in one message; the controller takes 16 MiB, and JSON may escape each six-fold
 BACKLOG_EVENTS = 256  # from here on logs wait on disk until the controller has taken some
+STALL_SECONDS = 3.0
+GRACE_SECONDS = 8.0
 KEPT_LOG_BYTES = 1 << 20
 
 
@@ -235,7 +237,13 @@ class Agent:
     # ---- the node
     async def _watch(self) -> None:
         next_reap = next_shm = 0.0
+        last = time.monotonic()
         while True:
+            now = time.monotonic()
+            if now - last > STALL_SECONDS:
+                # This process stood still (a paused machine): before it judges the controller, it asks once more.
+                self.last_contact = max(self.last_contact, now - LEASE_SECONDS + GRACE_SECONDS)
+            last = now
             for watched in list(self.watched.values()):
                 code = watched.child.poll()
                 more = self._read_log(watched, whole=code is not None)
