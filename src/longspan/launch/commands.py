@@ -73,6 +73,9 @@ NODE_LOCAL_VARIABLES = (
 # Ray drops lines of other workers that differ in numbers only, such as each rank's own announcement: with three ranks
 # the second would never be read back. Set where a driver prints its workers' logs: launcher and engine core.
 _WHOLE_LOGS = {"RAY_DEDUP_LOGS": "0"}
+# vLLM's warm-up runs one batch of this size. At its default of 4096 that is over 60 s of a start on a processor without
+# bf16 instructions (measured, AVX2), at 512 about 8 s; a longer prompt is prefilled in chunks.
+CPU_BATCHED_TOKENS = 512
 OBJECT_STORE_BYTES = 200 * (1 << 20)  # ranks exchange nothing through it but actor arguments
 
 
@@ -222,6 +225,8 @@ def engine_arguments(
         # Without a warm-up, PP > 1 on the CPU dies at the first request (vLLM 0.32: intermediate_tensors is None);
         # this mode warms up and needs no compiler.
         arguments += ["--compilation-config", json.dumps({"mode": 2, "backend": "eager"})]
+    if spec.device == "cpu" and "--max-num-batched-tokens" not in given:
+        arguments += ["--max-num-batched-tokens", str(CPU_BATCHED_TOKENS)]
     if max_model_len and "--max-model-len" not in given:
         arguments += ["--max-model-len", str(max_model_len)]
     return [*arguments, *spec.vllm_arguments]
