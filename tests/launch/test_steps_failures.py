@@ -401,3 +401,32 @@ def test_the_first_failure_counts(start: Callable[..., Drive]) -> None:
     drive.do(Exited("a", "launcher", 1))
     drive.answer("ranks:a", error="gone")
     assert "ray on b" in failed(drive).what
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            [
+                "ray.exceptions.RayTaskError: ray::EngineFrontEnd.serve() (pid=1, ip=127.0.0.2)",
+                "(APIServer pid=1) WARNING errors like `OSError: [Errno 24] Too many open files`",
+                "\x1b[36m(EngineFrontEnd pid=1)\x1b[0m pydantic_core._pydantic_core.ValidationError: 1 validation error",
+                "\x1b[36m(EngineFrontEnd pid=1)\x1b[0m   Value error, max_model_len (9) is greater",
+                "RuntimeError: Engine core initialization failed. See root cause above.",
+            ],
+            "ValidationError: 1 validation error Value error, max_model_len (9) is greater",
+        ),
+        (
+            ["(a pid=1) (EngineCore pid=2) ERROR 11-30 17:48:21 [core.py:1510] KeyError: 'bundles'"],
+            "KeyError: 'bundles'",
+        ),
+        (["all is well", "", "bye"], "Its last line: bye"),
+    ],
+)
+def test_the_cause_in_a_log(start: Callable[..., Drive], lines: list[str], said: str) -> None:
+    """A process that ends is told with the first exception of its log: no wrapper, no warning that mentions one."""
+    drive = start()
+    drive.until("reserved")
+    drive.say("a", "launcher", *lines)
+    drive.do(Exited("a", "launcher", 1))
+    assert said in failed(drive).what

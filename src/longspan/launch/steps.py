@@ -816,12 +816,17 @@ _EXCEPTION = re.compile(
     r"^(?:\([^)]*\) ?)*(?:[\w.]+\.)?\w*(?:Error|Exception|Exit)\b: \S|\bERROR\b.*\b\w+(?:Error|Exception)\b: "
 )
 
+# Wrappers around what went wrong, and warnings that only mention an exception.
+_NOT_THE_CAUSE = re.compile(
+    r" WARNING |RayTaskError|RayActorError|EngineDeadError|Engine core initialization failed"
+)
+
 
 def _cause(tail: list[str]) -> str:
     """The lines of a log that most likely say why: the first exception's, not the last wrapper's."""
     lines = [strip_colour(line).rstrip() for line in tail]
     for index, line in enumerate(lines):
-        if _EXCEPTION.search(line) and " WARNING " not in line:
+        if _EXCEPTION.search(line) and not _NOT_THE_CAUSE.search(line):
             # pydantic says what is wrong in the line below, indented.
             below = lines[index + 1] if index + 1 < len(lines) else ""
             below = _PREFIX.sub("", below)
