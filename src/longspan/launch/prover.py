@@ -45,7 +45,7 @@ class Endpoint:
     model: str
     key: str = field(default="", repr=False)
     unix_socket: str = ""
-    timeout_seconds: float = 120.0
+    timeout_seconds: float = 300.0
 
     def session(self) -> aiohttp.ClientSession:
         """A client session with this endpoint's key, to be used as a context manager."""
