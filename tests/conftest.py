@@ -1,11 +1,23 @@
 """Fixtures for all tests."""
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from lab.build import Lab, build_lab, why_no_lab
+
+# No timing decides a test: a shared machine may stall any example. In CI the examples are the same in every run, so that a
+# change is judged by itself; at home they are new each time.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")
