@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from longspan.daemon.spare import cache_dir
+from longspan.launch.commands import CPU_BATCHED_TOKENS
 from longspan.launch.digest import digest_checkpoint
 from longspan.launch.judge import digest_layer, reference_layer
 from longspan.launch.logprobs import Reference, perplexity
@@ -60,7 +62,11 @@ async def run_all(model: Path, directory: Path) -> Runs:
     version, env = await engine_version(), {**os.environ, **CPU_ENGINE}
 
     async def reference(path: Path, dtype: str) -> Reference:
-        made = await make_reference(Wish(path, version, "cpu", directory / "cache", dtype=dtype, env=env))
+        # The same wish as a deployment's, so that what other tests have made already is not made again.
+        cache = cache_dir() if path == model else directory / "cache"
+        arguments = ("--max-num-batched-tokens", str(CPU_BATCHED_TOKENS))
+        wish = Wish(path, version, "cpu", cache, dtype=dtype, arguments=arguments, env=env)
+        made = await make_reference(wish)
         assert isinstance(made, Reference), made.reason
         return made
 

@@ -751,7 +751,8 @@ class Steps:
         return self._call(
             node.name, "reference",
             {"model": self.spec.model, "revision": self.spec.revision, "device": self.spec.device,
-             "python": node.python, "vllm_arguments": list(self.spec.vllm_arguments)},
+             "python": node.python, "vllm_arguments": list(self.spec.vllm_arguments),
+             "exact": node.name == self.head.name},
         )  # fmt: skip
 
     def _ask(self, what: Literal["first_token", "evidence"]) -> Ask:
