@@ -90,7 +90,7 @@ def test_hosts_do_not_see_each_others_processes(lab: Lab) -> None:
     first, second = lab.hosts
     sleeper = first.popen(["sleep", "1000"])
     try:
-        assert "sleep 1000" not in second.run(["ps", "-eo", "args"]).stdout
+        assert "sleep 1000" not in second.run(["ps", "-eww", "-o", "args"]).stdout
         assert first.run(["pgrep", "-fx", "sleep 1000"]).stdout.strip()
         sleeper.terminate()
         assert sleeper.wait(timeout=10) == -signal.SIGTERM

@@ -144,11 +144,11 @@ def test_hosts_and_their_ranks(places: Places) -> None:
     assert local == (frozenset({"gpu-1"}), LocalHost("gpu-1"))
     assert remote == (frozenset({"gpu-2"}), SshHost("gpu-2", "ops@gpu-2"))
     table = "  1 /sbin/init\n 900 VLLM::Worker_PP1\n 901 VLLM::Worker_PP0\n"
-    host = RecordedHost("gpu-2", {("ps", "-eo", "pid=,args="): Completed(0, table, "")})
+    host = RecordedHost("gpu-2", {("ps", "-eww", "-o", "pid=,args="): Completed(0, table, "")})
     found = doctor_live.targets(SPEC, status(places), [(frozenset({"gpu-2"}), host)])
     assert found[0].pids == {1: 900}
     twice = RecordedHost(
-        "x", {("ps", "-eo", "pid=,args="): Completed(0, table + "902 VLLM::Worker_PP1\n", "")}
+        "x", {("ps", "-eww", "-o", "pid=,args="): Completed(0, table + "902 VLLM::Worker_PP1\n", "")}
     )
     assert doctor_live.worker_pids(twice, 1) == {0: 901}
     assert doctor_live.worker_pids(RecordedHost("bare", {}), 1) == {}

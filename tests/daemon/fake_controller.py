@@ -13,13 +13,20 @@ from aiohttp import web
 from real import TIMEOUT_SECONDS, environment
 
 # A long lease, so that a slow machine does not end it; SIGUSR1 makes it short once a test has got so far.
+# SIGUSR2 has something to tell in the very turn in which the end comes.
 AGENT = """
 import asyncio, json, signal, sys
 from longspan.daemon import agent
 agent.LEASE_SECONDS = 600
 signal.signal(signal.SIGUSR1, lambda *_: setattr(agent, "LEASE_SECONDS", 0.5))
-config = agent.AgentConfig(**json.load(sys.stdin))
-asyncio.run(agent.Agent(config).run())
+async def main():
+    one = agent.Agent(agent.AgentConfig(**json.load(sys.stdin)))
+    def end_with_news():
+        one._tell({"kind": "lines", "process": "p", "lines": ["news"]})
+        one.done.set()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, end_with_news)
+    await one.run()
+asyncio.run(main())
 """
 
 

@@ -81,9 +81,9 @@ def test_a_flood_is_taken_in_bounded_messages(tmp_path: Path) -> None:
     run(test())
 
 
-@pytest.mark.parametrize("why", ["stop_all", "lease", "410", "SIGTERM"])
+@pytest.mark.parametrize("why", ["stop_all", "lease", "410", "SIGTERM", "SIGUSR2"])
 def test_the_end_of_everything(tmp_path: Path, why: str) -> None:
-    """Told to, without its controller for a lease, replaced, or signalled: all processes end, then the agent; files go."""
+    """Told to, without its controller for a lease, replaced, or signalled (also amid news): all processes end, then the agent; files go."""
 
     async def test() -> None:
         async with (
@@ -103,8 +103,8 @@ def test_the_end_of_everything(tmp_path: Path, why: str) -> None:
                     await controller.close()
                 case "410":
                     controller.answers = [410] * 1000
-                case "SIGTERM":
-                    child.send_signal(signal.SIGTERM)
+                case "SIGTERM" | "SIGUSR2":
+                    child.send_signal(signal.Signals[why])
             assert await ended(child) == 0
             assert [name for name, pid in pids.items() if running(pid)] == []
         assert not (tmp_path / "run").exists()

@@ -205,7 +205,7 @@ def test_stopping_while_it_starts(deployed: Deployed, how: str) -> None:
     deployed.start(ray=HOLD)
     status = deployed.reach("ray")
     assert status["phases"][2]["state"] == "running"
-    assert processes_with(f"LONGSPAN_MARK={deployed.record['mark']}") != []
+    wait_for(lambda: processes_with(f"LONGSPAN_MARK={deployed.record['mark']}"))
     if how == "down":
         assert deployed.request("/v1/down", body=b"")[0] == 200
     else:

@@ -59,8 +59,8 @@ def ssh_user(lab: Lab, tmp_path: Path) -> Iterator[tuple[Longspan, Path]]:
 
 def strangers(host: LabHost) -> list[str]:
     """What runs in a host beside the lab's own processes, and the shared memory that is left there."""
-    listing = host.run(["ps", "-eo", "pid,args"]).stdout.splitlines()[1:]
-    own = ("host_init", "sshd", "ps -eo", "nsenter", "setpriv")
+    listing = host.run(["ps", "-eww", "-o", "pid,args"]).stdout.splitlines()[1:]
+    own = ("host_init", "sshd", "ps -eww", "nsenter", "setpriv")
     left = [line for line in listing if not any(word in line for word in own)]
     return left + host.run(["ls", "/dev/shm"]).stdout.split()
 

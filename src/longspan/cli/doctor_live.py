@@ -110,7 +110,7 @@ def targets(
 def worker_pids(host: Host, tp: int) -> dict[int, int]:
     """rank -> pid of vLLM's workers on a host by their titles; a rank that two processes claim is left out."""
     try:
-        lines = host.run(["ps", "-eo", "pid=,args="], timeout_seconds=20).stdout.splitlines()
+        lines = host.run(["ps", "-eww", "-o", "pid=,args="], timeout_seconds=20).stdout.splitlines()
     except HostError:
         return {}
     claims: list[tuple[int, int]] = []

@@ -154,10 +154,9 @@ class Agent:
                 return
             if not self.events:
                 self.wake.clear()
-                try:
-                    await asyncio.wait_for(self.wake.wait(), BEAT_SECONDS)
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_SECONDS):
+                        await self.wake.wait()
 
     def _batch(self) -> list[dict[str, Any]]:
         """The oldest events, as many as one message may carry."""

@@ -242,7 +242,8 @@ class Controller:
         if len(link.commands) <= after:
             link.wake.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(link.wake.wait(), LONG_POLL_SECONDS)
+                async with asyncio.timeout(LONG_POLL_SECONDS):
+                    await link.wake.wait()
         return web.json_response({"commands": link.commands[after:]})
 
     async def get_status(self, request: web.Request) -> web.Response:
@@ -252,7 +253,8 @@ class Controller:
         if self.version == after:
             async with self.changed:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.changed.wait_for(lambda: self.version != after), 1)
+                    async with asyncio.timeout(1):
+                        await self.changed.wait_for(lambda: self.version != after)
         return web.json_response(self.status())
 
     async def post_down(self, request: web.Request) -> web.Response:

@@ -29,7 +29,8 @@ async def _run(name: str, mark: str, argv: Sequence[str], stdin: str, timeout_se
         env={**os.environ, AGENT_VARIABLE: mark},
     )
     try:
-        out, err = await asyncio.wait_for(child.communicate(stdin.encode()), timeout_seconds)
+        async with asyncio.timeout(timeout_seconds):
+            out, err = await child.communicate(stdin.encode())
     except TimeoutError:
         raise HostError(f"the agent on {name} did not start within {timeout_seconds:.0f} s") from None
     finally:

@@ -100,7 +100,8 @@ async def watch_file(
     """
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(poke.wait(), RELOAD_SECONDS)
+            async with asyncio.timeout(RELOAD_SECONDS):
+                await poke.wait()
         stamp = stamp_of(path)
         if not poke.is_set() and stamp == seen:
             continue

@@ -142,7 +142,8 @@ class Workers:
             peer.send("drain")
         for process in self._processes.values():
             try:
-                await asyncio.wait_for(process.wait(), seconds + 2.0)
+                async with asyncio.timeout(seconds + 2.0):
+                    await process.wait()
             except TimeoutError:
                 process.kill()
                 await process.wait()
