@@ -12,11 +12,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longspan.cli import machine, plan_choice
+from longspan.cli import allocation, machine, plan_choice
 from longspan.cli.request import Request
-from longspan.cluster.hosts import HostsFile, parse_hosts
+from longspan.cluster.hosts import HostEntry, HostsFile, parse_hosts
 from longspan.deployment import DeploymentSpec, Device, NodeSpec
-from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError, RayError
+from longspan.errors import (
+    CapacityError,
+    EngineMissingError,
+    InputError,
+    LayoutError,
+    ModelError,
+    RayError,
+    SlurmError,
+)
 from longspan.launch.commands import refuse_owned_flags
 from longspan.model.facts import ModelFacts
 from longspan.plan import Layout
@@ -37,7 +45,10 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         LongspanError: one of its kinds, each with its exit code.
     """
     refuse_owned_flags(request.vllm_arguments)
-    for flag, value in (("--tp", request.tp), ("--pp", request.pp), ("--nodes", request.nodes)):
+    sizes = (
+        ("--tp", request.tp), ("--pp", request.pp), ("--nodes", request.nodes), ("--gpus-per-node", request.gpus_per_node),
+    )  # fmt: skip
+    for flag, value in sizes:
         if value is not None and value < 1:
             raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
     if request.cluster and request.nodes:
@@ -45,8 +56,7 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     request, choice = plan_choice.with_plan(request)
     require_engine()
     model, default_served, facts = resolve_model(request, progress)
-    device = machine.device()
-    hosts = read_cluster(request.cluster) if request.cluster else None
+    hosts, device = the_hosts(request, machine.device(), progress)
     if choice is None:
         tp, pp, nodes = place(request, facts, device, hosts)
         layout = Layout(tp=tp, pp=pp)
@@ -71,6 +81,41 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     check_layout(facts, spec, layout)
     text = json.dumps(asdict(spec), sort_keys=True)
     return replace(spec, identity=hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def the_hosts(request: Request, device: Device, progress: Any) -> tuple[HostsFile | None, Device]:
+    """The cluster file's hosts, or those of the Slurm allocation that this runs in; None for this machine alone.
+
+    Returns:
+        the hosts, and the device of their ranks: a login node has no GPU and the nodes that Slurm gave have.
+
+    Raises:
+        InputError: the file, or an option that does not fit. SlurmError: the allocation.
+    """
+    hosts = None
+    if request.cluster:
+        hosts = read_cluster(request.cluster)
+    elif not request.nodes:  # --nodes is this machine, also inside an allocation
+        hosts = allocation.allocated_hosts()
+    if hosts is None or not all(host.slurm for host in hosts.hosts):
+        if request.gpus_per_node:
+            raise InputError(
+                "--gpus-per-node is for a Slurm allocation of several nodes, and this is none.",
+                "Write gpus = … into the cluster file, or leave it out.",
+            )
+        return hosts, device
+    if device == "cpu" and any(host.gpus for host in hosts.hosts):
+        device = "cuda"
+    default = request.gpus_per_node or (1 if device == "cpu" else None)
+    entries = tuple(replace(host, gpus=default if host.gpus is None else host.gpus) for host in hosts.hosts)
+    if bare := [host.name for host in entries if host.gpus is None]:
+        raise SlurmError(
+            f"Slurm gave the job no GPU on {', '.join(bare)}.",
+            "Ask for them (sbatch --gres=gpu:8 …); where Slurm does not count GPUs, say --gpus-per-node 8.",
+        )
+    gpus = sum(host.gpus or 0 for host in entries)
+    progress(f"Slurm allocation: {len(entries)} nodes, {gpus} GPUs (--nodes 1 stays on this machine)")
+    return replace(hosts, hosts=entries), device
 
 
 def place_planned(
@@ -240,7 +285,7 @@ def cluster_nodes(hosts: HostsFile) -> tuple[NodeSpec, ...]:
                 f"The cluster file does not say how many GPUs {', '.join(bare)} has.", "Add gpus = …"
             )
         return tuple(
-            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, h.python or sys.executable, h.env)
+            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, _python(h), h.env, (), h.slurm, h.container)
             for h in hosts.hosts
             if h.gpus
         )
@@ -269,6 +314,11 @@ def cluster_nodes(hosts: HostsFile) -> tuple[NodeSpec, ...]:
             NodeSpec(host.name, host.address, gpus, host.ssh, host.python or sys.executable, host.env)
         )
     return tuple(node for node in found if node.gpus)
+
+
+def _python(host: HostEntry) -> str:
+    """The file's; else the image's, or ours where the host's own Python is used."""
+    return host.python or (host.container.python if host.container else sys.executable)
 
 
 def check_layout(facts: ModelFacts | None, spec: DeploymentSpec, layout: Layout) -> None:
@@ -308,7 +358,7 @@ def check_room(checkpoint: Path | None, spec: DeploymentSpec) -> None:
     if checkpoint is None:
         return
     weights_bytes = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    if spec.device == "cpu" and all(node.ssh is None for node in spec.nodes) and not spec.ray_address:
+    if spec.device == "cpu" and all(node.is_here for node in spec.nodes) and not spec.ray_address:
         # Per rank: its share of the weights, 1 GiB of KV cache (what we set) and 1.2 GiB of Python and libraries (measured).
         need = weights_bytes + spec.world_size * round(2.2 * GIB)
         have = machine.available_memory_bytes()

@@ -24,3 +24,4 @@ class Request:
     vllm_arguments: tuple[str, ...]
     plan: Path | None = None
     replica: str | None = None
+    gpus_per_node: int | None = None

@@ -1,6 +1,7 @@
 """`longspan up`: makes the deployment true, shows the phases, ends with real tokens and a proof."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class UpCommand(click.Command):
 )
 @click.option("--replica", help="Which of the plan's replicas, such as r0.")
 @click.option("--executor", type=click.Choice(["ray", "mp"]), help="[default: ray]")
+@click.option("--gpus-per-node", type=int, help="In a Slurm allocation whose GPUs Slurm does not count.")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
 @click.option("--served-name", help="The model name that clients use.")
 @click.option(
@@ -76,6 +78,11 @@ class UpCommand(click.Command):
 @click.option(
     "--full", "full_digest", is_flag=True, help="Compare every byte of the checkpoint on all nodes."
 )
+@click.option(
+    "--foreground",
+    is_flag=True,
+    help="Stay until the deployment is gone; SIGTERM takes it down. For Slurm, containers and systemd.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @click.pass_context
 def command(
@@ -88,11 +95,13 @@ def command(
     plan: Path | None,
     replica: str | None,
     executor: Any,
+    gpus_per_node: int | None,
     name: str,
     served_name: str | None,
     listen: str,
     revision: str | None,
     full_digest: bool,
+    foreground: bool,
     as_json: bool,
 ) -> int:
     """Serve MODEL (a directory or a Hugging Face id; the demo model where it is left out).
@@ -103,12 +112,15 @@ def command(
     places = Places.of(name)
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
-        ctx.meta.get("vllm_arguments", ()), plan, replica,
+        ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
+    if foreground:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: down, and wait for it
     record = places.running()
     if record:
-        return _already(record, places, spec, as_json)
+        _already(record, places, spec, as_json)
+        return _stay(record, places) if foreground else 0
     if orphaned := places.record():
         click.echo("The last controller died; ending what it left …", err=True)
         control.end_by_mark(places, orphaned)
@@ -121,7 +133,31 @@ def command(
     if status["phase"] == "gone":
         raise _failure(status)
     _announce(status, key if new_key else None, as_json)
-    return 0
+    return _stay(record, places) if foreground else 0
+
+
+def _stay(record: dict[str, Any], places: Places) -> int:
+    """Until the deployment is gone: by `down` or a signal to us (0), or because it failed.
+
+    Raises:
+        LongspanError: what it failed of.
+    """
+    stopped = False
+    while True:
+        try:
+            for status in control.follow(record, places):
+                if status["phase"] == "gone":
+                    if status.get("failure"):
+                        raise _failure(status)
+                    return 0
+        except KeyboardInterrupt:
+            if stopped:
+                raise click.Abort from None
+            stopped = True
+            click.echo("Signalled: taking everything down …", err=True)
+            control.request(record, "/v1/down", post=True)
+            control.wait_until_gone(record, 90)
+            return 0
 
 
 def _controller_host(spec: DeploymentSpec) -> str:
@@ -142,7 +178,7 @@ def _controller_host(spec: DeploymentSpec) -> str:
         return str(probe.getsockname()[0])
 
 
-def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_json: bool) -> int:
+def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_json: bool) -> None:
     """`up` a second time: nothing changes when the same thing is wanted.
 
     Raises:
@@ -162,7 +198,6 @@ def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_js
     else:
         click.echo("Already serving; nothing changed.", err=True)
     _announce(status, None, as_json)
-    return 0
 
 
 def _watch(record: dict[str, Any], places: Places) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class Controller:
             else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
         }
         try:
-            await starting.start_agent(node, config, self.spec.ray_address)
+            await starting.start_agent(node, config, self.spec, self.places.logs / f"{name}.start")
         except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
             await self.feed(StartFailed(name, str(error)))
 
