@@ -307,6 +307,7 @@ class Controller:
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
         await asyncio.sleep(1.5)  # whoever watches sees the end
+        await asyncio.to_thread(starting.end_along, 3)
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)

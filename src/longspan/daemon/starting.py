@@ -135,9 +135,21 @@ async def _start_along(node: NodeSpec, config: dict[str, Any], spec: DeploymentS
         job = replace(job, home=_home(await _run(node.name, config["mark"], asked, "", 30), node.container))
         argv = container.run_command(node.container, job, argv)
         config = {**config, "log_dir": container.LOGS}
-    child = await asyncio.to_thread(_spawn, host.argv(argv), env, json.dumps(config), said)
+    whole = host.argv(argv)
+    child = await asyncio.to_thread(_spawn, whole, env, json.dumps(config), said)
     _stays.append(child)
-    await _identity_said(node.name, argv, child, said)
+    await _identity_said(node.name, whole, child, said)
+
+
+def end_along(grace_seconds: float) -> None:
+    """Once the deployment is gone: ends the commands whose agents did not, such as those of hosts that are lost."""
+    deadline = time.monotonic() + grace_seconds
+    for wait_until, end in ((deadline, "terminate"), (deadline + grace_seconds, "kill")):
+        while time.monotonic() < wait_until and any(child.poll() is None for child in _stays):
+            time.sleep(0.05)
+        for child in _stays:
+            if child.poll() is None:
+                getattr(child, end)()
 
 
 def _home(answer: str, wanted: Container) -> str:
