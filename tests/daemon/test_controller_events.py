@@ -14,7 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from longspan.daemon.controller import Controller
 from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.launch.steps import DownAsked, Lines, Steps
+from longspan.launch.events import DownAsked, Lines
+from longspan.launch.steps import Steps
 
 SPEC = DeploymentSpec(
     name="t", identity="i", model="/m", served_name="m", tp=1, pp=1, executor="ray", device="cpu",

@@ -29,17 +29,10 @@ from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
 from longspan.deployment import DeploymentSpec
 from longspan.doctor import launches
-from longspan.launch import steps
-from longspan.launch.steps import (
-    Action,
-    AgentJoined,
-    AgentSilent,
-    Answered,
-    Ask,
-    DownAsked,
-    Event,
-    StartFailed,
-)
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll
+from longspan.launch.events import AgentJoined, AgentSilent, Answered, DownAsked, Event, StartFailed, Tick
+from longspan.launch.run_dir import Paths
+from longspan.launch.steps import Steps
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -69,9 +62,9 @@ class Controller:
         self.engine_key = secrets.token_urlsafe(32)
         self.api_key = places.api_key.read_text().strip()
         run_dir = f"/tmp/longspan-{self.mark}"
-        paths = steps.Paths(run_dir, str(places.gateway_config))
+        paths = Paths(run_dir, str(places.gateway_config))
         self.paths = paths
-        self.machine = steps.Steps(
+        self.machine = Steps(
             spec=spec,
             paths=paths,
             mark=self.mark,
@@ -126,16 +119,16 @@ class Controller:
         """Carries out what the state machine decided."""
         for action in actions:
             match action:
-                case steps.StartAgents():
+                case StartAgents():
                     for name in self.machine.agents:
                         self._spawn(self._start_agent(name))
-                case steps.Start(node, _) | steps.Call(_, node, _, _) | steps.StopAll(node):
+                case Start(node, _) | Call(_, node, _, _) | StopAll(node):
                     link = self.links[node]
                     link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
                     link.wake.set()
                 case Ask():
                     self._spawn(self._ask(action))
-                case steps.SetGateway(state, reason):
+                case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
                         write_private(self.places.gateway_config, self._gateway_toml(state, reason))
@@ -153,7 +146,7 @@ class Controller:
             listen=self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
             model=self.spec.served_name,
-            url=self.machine.engine_url,
+            url=self.machine.group.engine_url if self.machine.group else "",
             upstream_key_file=str(self.places.engine_key),
             state=state,
             reason=reason,
@@ -200,7 +193,7 @@ class Controller:
             for name, link in self.links.items():
                 if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS:
                     await self.feed(AgentSilent(name, now - link.last_beat))
-            await self.feed(steps.Tick())
+            await self.feed(Tick())
 
     # ---- HTTP
     def _authorised(self, request: web.Request, key: str) -> None:
