@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,23 @@ class AgentLink:
     last_beat: float = 0.0
     commands: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+
+def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: float) -> list[AgentSilent]:
+    """The agents that have not beaten for a while.
+
+    Args:
+        stalled_seconds: how long we ourselves stood still (a paused machine, no CPU for us; seen: 52 s on a machine with
+            a load of 20). That silence is ours, since the beats wait in our socket: it is not held against the agents.
+    """
+    if stalled_seconds > CLOCK_SECONDS:
+        for link in links.values():
+            link.last_beat += stalled_seconds
+    return [
+        AgentSilent(name, now - link.last_beat)
+        for name, link in links.items()
+        if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS
+    ]
 
 
 class Controller:
@@ -183,16 +201,9 @@ class Controller:
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             now = time.monotonic()
-            # When we ourselves stood still (a paused machine, no CPU for us), the agents' silence is ours: their beats
-            # wait in our socket. Seen: 52 s on a machine with a load of 20.
-            stalled = now - last - CLOCK_SECONDS
+            for event in silences(self.links, now=now, stalled_seconds=now - last - CLOCK_SECONDS):
+                await self.feed(event)
             last = now
-            if stalled > CLOCK_SECONDS:
-                for link in self.links.values():
-                    link.last_beat += stalled
-            for name, link in self.links.items():
-                if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS:
-                    await self.feed(AgentSilent(name, now - link.last_beat))
             await self.feed(Tick())
 
     # ---- HTTP
