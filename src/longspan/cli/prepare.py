@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,7 @@ from longspan.planner import legality
 from longspan.units import GIB, format_bytes
 
 LOCAL_LOOPBACK = "127.0.0.{}"  # node 1 is .2: Ray replaces 127.0.0.1 by the machine's outer address
+RAY_POLL_SECONDS = 3.0
 HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -51,12 +53,17 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     for flag, value in sizes:
         if value is not None and value < 1:
             raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
-    if request.cluster and request.nodes:
-        raise InputError("--nodes is for this machine, --cluster names the nodes.", "Give one of them.")
+    for flag, cluster in (("--cluster", request.cluster), ("--ray", request.ray)):
+        if cluster and request.nodes:
+            raise InputError(f"--nodes is for this machine, {flag} names the nodes.", "Give one of them.")
+    if request.cluster and request.ray:
+        raise InputError("--ray and --cluster both name a cluster.", "Write [ray] into the cluster file.")
+    if request.ray_wait_seconds and not request.ray:
+        raise InputError("--ray-wait is for --ray.", "Leave it out.")
     request, choice = plan_choice.with_plan(request)
     require_engine()
     model, default_served, facts = resolve_model(request, progress)
-    hosts, device = the_hosts(request, machine.device(), progress)
+    hosts, device = the_hosts(request, request.device or machine.device(), progress)
     if choice is None:
         tp, pp, nodes = place(request, facts, device, hosts)
         layout = Layout(tp=tp, pp=pp)
@@ -95,16 +102,19 @@ def the_hosts(request: Request, device: Device, progress: Any) -> tuple[HostsFil
     hosts = None
     if request.cluster:
         hosts = read_cluster(request.cluster)
+    elif request.ray:
+        hosts = parse_hosts(f"[ray]\naddress = {json.dumps(request.ray)}\n", "--ray")
+        wait_for_ray(request, progress)
     elif not request.nodes:  # --nodes is this machine, also inside an allocation
         hosts = allocation.allocated_hosts()
-    if hosts is None or not all(host.slurm for host in hosts.hosts):
+    if hosts is None or not hosts.hosts or not all(host.slurm for host in hosts.hosts):
         if request.gpus_per_node:
             raise InputError(
                 "--gpus-per-node is for a Slurm allocation of several nodes, and this is none.",
                 "Write gpus = … into the cluster file, or leave it out.",
             )
         return hosts, device
-    if device == "cpu" and any(host.gpus for host in hosts.hosts):
+    if device == "cpu" and request.device is None and any(host.gpus for host in hosts.hosts):
         device = "cuda"
     default = request.gpus_per_node or (1 if device == "cpu" else None)
     entries = tuple(replace(host, gpus=default if host.gpus is None else host.gpus) for host in hosts.hosts)
@@ -116,6 +126,39 @@ def the_hosts(request: Request, device: Device, progress: Any) -> tuple[HostsFil
     gpus = sum(host.gpus or 0 for host in entries)
     progress(f"Slurm allocation: {len(entries)} nodes, {gpus} GPUs (--nodes 1 stays on this machine)")
     return replace(hosts, hosts=entries), device
+
+
+def wait_for_ray(request: Request, progress: Any) -> None:
+    """Waits until a Ray that is still coming up offers the GPUs that are asked for; a count of nodes proves nothing.
+
+    Raises:
+        RayError: it cannot be joined. CapacityError: it has too few GPUs when the time is over.
+    """
+    assert request.ray is not None
+    wanted = (request.tp or 1) * (request.pp or 1)
+    deadline = time.monotonic() + request.ray_wait_seconds
+    said = ""
+    while request.ray_wait_seconds:
+        late = time.monotonic() > deadline
+        try:
+            have = sum(node["gpus"] for node in probe_ray(request.ray))
+        except RayError as error:
+            if late:
+                raise
+            now = error.what
+        else:
+            if have >= wanted:
+                return
+            now = f"The Ray cluster at {request.ray} offers {have} of {wanted} GPUs."
+            if late:
+                raise CapacityError(
+                    f"{now} Nothing changed within {request.ray_wait_seconds} s.",
+                    "`ray status` shows which nodes are missing.",
+                )
+        if now != said:
+            progress(f"{now} Waiting …")
+        said = now
+        time.sleep(RAY_POLL_SECONDS)
 
 
 def place_planned(

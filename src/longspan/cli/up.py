@@ -63,6 +63,19 @@ class UpCommand(click.Command):
     help="A plan of `longspan plan --save`: model, layout, GPUs and vLLM's arguments come from it.",
 )
 @click.option("--replica", help="Which of the plan's replicas, such as r0.")
+@click.option("--ray", metavar="HOST:PORT", help="Join the Ray cluster that runs there, with all its nodes.")
+@click.option(
+    "--ray-wait",
+    type=int,
+    default=0,
+    metavar="SECONDS",
+    help="How long to wait for that Ray and its GPUs.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "rocm", "cpu"]),
+    help="What the nodes have, where this machine is not like them.  [default: what is found here]",
+)
 @click.option("--executor", type=click.Choice(["ray", "mp"]), help="[default: ray]")
 @click.option("--gpus-per-node", type=int, help="In a Slurm allocation whose GPUs Slurm does not count.")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
@@ -77,6 +90,11 @@ class UpCommand(click.Command):
 @click.option("--revision", help="Revision of a Hugging Face id.")
 @click.option(
     "--full", "full_digest", is_flag=True, help="Compare every byte of the checkpoint on all nodes."
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The clients' key, out of a file. [default: one is made and kept]",
 )
 @click.option(
     "--foreground",
@@ -94,6 +112,9 @@ def command(
     cluster: Path | None,
     plan: Path | None,
     replica: str | None,
+    ray: str | None,
+    ray_wait: int,
+    device: Any,
     executor: Any,
     gpus_per_node: int | None,
     name: str,
@@ -101,6 +122,7 @@ def command(
     listen: str,
     revision: str | None,
     full_digest: bool,
+    api_key_file: Path | None,
     foreground: bool,
     as_json: bool,
 ) -> int:
@@ -112,7 +134,7 @@ def command(
     places = Places.of(name)
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
-        ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node,
+        ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
     if foreground:
@@ -127,7 +149,7 @@ def command(
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
-    key, new_key = ensure_api_key(places)
+    key, new_key = ensure_api_key(places, api_key_file)
     record = control.start_controller(places, spec, _controller_host(spec))
     status = _watch(record, places)
     if status["phase"] == "gone":
