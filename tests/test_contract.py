@@ -31,6 +31,7 @@ IO_MODULES = {
     "launch.cpu_platform",
     "launch.cpu_platform_class",
     "launch.digest",
+    "launch.digest_main",
     "launch.one_rank",
     "launch.engine_main",
     "launch.ray_driver",

@@ -158,6 +158,12 @@ class NoTokenError(LongspanError):
     exit_code = 81
 
 
+class StageError(LongspanError):
+    """What a node should hold could not be brought there, or is not the same there."""
+
+    exit_code = 82
+
+
 class LogUnreadableError(LongspanError):
     """A log that the doctor should read does not exist or may not be read."""
 

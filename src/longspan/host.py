@@ -4,7 +4,7 @@ import contextlib
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -191,3 +191,40 @@ class RecordedHost:
             return self.answers[tuple(argv)]
         except KeyError:
             raise HostError(f"{argv[0]!r} is not installed on {self.name}.") from None
+
+
+def feed(
+    name: str,
+    argv: Sequence[str],
+    chunks: Iterable[bytes],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_seconds: float = 60,
+) -> Completed:
+    """Runs a command and writes `chunks` to its standard input as fast as it takes them.
+
+    Args:
+        timeout_seconds: for the command to end once it has all.
+
+    Raises:
+        HostError: it cannot be run, or does not end. What `chunks` raises; the command is killed then.
+    """
+    try:
+        child = subprocess.Popen(
+            list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=None if env is None else dict(env)
+        )  # fmt: skip
+    except OSError as error:
+        raise HostError(f"{argv[0]!r} cannot be run for {name}: {error.strerror}.") from error
+    assert child.stdin is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it ended early: its status and words say why
+            for chunk in chunks:
+                child.stdin.write(chunk)
+        out, err = child.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired as error:
+        raise HostError(f"{argv[0]!r} for {name} did not end within {timeout_seconds:.0f} s.") from error
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+    return Completed(child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
