@@ -11,7 +11,7 @@ SRC = Path(__file__).parent.parent / "src" / "longspan"
 LAYERS: list[set[str]] = [
     {"cli"},
     {"daemon", "dashboard", "gateway"},
-    {"launch", "preflight", "doctor", "bench", "monitor", "planner"},
+    {"audit", "launch", "preflight", "doctor", "bench", "monitor", "planner"},
     {"deployment", "cost"},
     {"plan"},
     {"model", "cluster", "workload"},
@@ -24,6 +24,7 @@ ALLOWED = {("dashboard", "monitor")}
 
 # Modules that may do I/O. Everything else decides with what it is given.
 IO_MODULES = {
+    "audit.node_probe",
     "host",
     "model.demo",
     "model.demo_convert",

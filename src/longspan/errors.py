@@ -164,6 +164,12 @@ class StageError(LongspanError):
     exit_code = 82
 
 
+class AuditError(LongspanError):
+    """A rule of the audit found something that must not stay."""
+
+    exit_code = 83
+
+
 class LogUnreadableError(LongspanError):
     """A log that the doctor should read does not exist or may not be read."""
 

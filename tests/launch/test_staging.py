@@ -14,9 +14,9 @@ FILES = (SourceFile("config.json", 10), SourceFile("sub/model.safetensors", 1000
 HERE = Listing("/m", 1 << 40, "f0", True, {file.path: (file.size_bytes, 7) for file in FILES})
 
 
-def there(files: Mapping[str, int], **changes: object) -> Listing:
+def there(sizes: Mapping[str, int], **changes: object) -> Listing:
     """A node's listing with these sizes."""
-    found = {path: (size, 9) for path, size in files.items()}
+    found = {path: (size, 9) for path, size in sizes.items()}
     return Listing(
         **{
             "directory": "/m",

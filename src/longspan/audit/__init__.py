@@ -1,0 +1,1 @@
+"""The production checklist, run instead of read: facts of a running deployment -> findings."""

@@ -1,0 +1,118 @@
+"""`longspan audit` as a user calls it, over a deployment whose controller and engine a test plays."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspan.cli import audit_gather, control
+from longspan.daemon.places import Places, write_private
+from longspan.deployment import DeploymentSpec, NodeSpec
+from longspan.errors import AuditError, InputError, NoDeploymentError
+
+METRICS = 'vllm:request_prompt_tokens_bucket{le="+Inf"} 3\nvllm:request_prompt_tokens_count 3\nvllm:num_preemptions_total 1\n'
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    """Plays gateway and engine: asks for a key, and tells its model and counters to who has one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            key = self.headers["Authorization"] == "Bearer engine"
+            body = (
+                METRICS.encode()
+                if self.path == "/metrics"
+                else json.dumps({"data": [{"max_model_len": 64}]}).encode()
+            )
+            self.send_response(200 if key else 401)
+            self.send_header("Content-Length", str(len(body) if key else 0))
+            self.end_headers()
+            self.wfile.write(body if key else b"")
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.daemon_threads = True
+    thread = threading.Thread(target=found.serve_forever)
+    thread.start()
+    yield found.server_port
+    found.shutdown()
+    thread.join()
+    found.server_close()
+
+
+@pytest.fixture
+def deployment(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    """A deployment on this machine that serves a model with a card."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Model\n")
+    places = Places.of("default")
+    node = NodeSpec("node-1", "127.0.0.2", 2)
+    spec = DeploymentSpec(
+        "default", "id", str(tmp_path / "model"), "m", 2, 1, "ray", "cpu", (node,), f"127.0.0.1:{server}"
+    )
+    write_private(places.spec, json.dumps({"spec": spec.to_json()}))
+    write_private(places.api_key, "lsp_k")
+    write_private(places.engine_key, "engine")
+    write_private(
+        places.gateway_config, f'listen = "x"\n[[replicas]]\nname = "r0"\nurl = "http://127.0.0.1:{server}"\n'
+    )
+    status = {
+        "phase": "serving", "proof": {"verdict": "verified"},
+        "nodes": [{"name": "node-1", "facts": {"python": "3.11", "ray": "2", "vllm": "1"}}],
+    }  # fmt: skip
+    monkeypatch.setattr(Places, "running", lambda self: {"mark": "nobody's"})
+    monkeypatch.setattr(control, "request", lambda record, path: status)
+    return places
+
+
+def test_the_audit_of_a_deployment(longspan: Callable[..., Any], deployment: Places) -> None:
+    """Gathers from files, gateway, engine and node; what a warning found is no failure unless --strict."""
+    said = longspan("audit", "--json")
+    assert said.code == 0, said.err
+    states = {row["rule"]: row["state"] for row in said.document["rules"]}
+    assert states == {
+        "serving": "passed", "versions-equal": "passed", "keys": "passed", "open-ports": "passed", "dashboard": "passed",
+        "secrets": states["secrets"], "tls": "passed", "slow-links": "passed", "memory-fits": "failed", "context-fits": "skipped",
+        "standby": "failed", "drain": "failed", "metrics": "failed", "licence": "passed",
+    }  # fmt: skip
+    assert longspan("audit", "--strict").code == AuditError.exit_code
+    shown = longspan("audit")
+    assert "One replica and nobody else" in shown.out
+    assert "do:" in shown.out
+
+
+def test_an_error_fails_it(longspan: Callable[..., Any], deployment: Places) -> None:
+    """A key file that others can read: exit code for CI, one document on standard output all the same."""
+    deployment.api_key.chmod(0o644)
+    said = longspan("audit", "--json")
+    assert said.code == AuditError.exit_code
+    (keys,) = [row for row in said.document["rules"] if row["rule"] == "keys"]
+    assert "0644" in keys["findings"][0]["evidence"][0]["text"]
+    assert longspan("audit").code == AuditError.exit_code
+
+
+def test_networks_come_from_the_file_only(tmp_path: Path) -> None:
+    """A node whose network the file does not name has none here, whatever the planner assumes for it."""
+    path = tmp_path / "hosts.toml"
+    path.write_text(
+        '[[node]]\nname = "a"\naddress = "10.0.0.1"\ngpus = "8x H100"\n'
+        '[[node]]\nname = "b"\naddress = "10.0.0.2"\ngpus = "8x H100"\nnetwork = { kind = "ethernet", rate_gbit_per_second = 10 }\n'
+    )
+    unseen: dict[str, str] = {}
+    assert audit_gather._networks(path, unseen) == {"b": "ethernet"}
+    assert audit_gather._networks(None, unseen) == {}
+    assert "networks" in unseen
+    with pytest.raises(InputError):
+        audit_gather._networks(tmp_path / "nowhere", unseen)
+
+
+def test_nothing_to_audit(longspan: Callable[..., Any]) -> None:
+    """No deployment, no checklist."""
+    assert longspan("audit").code == NoDeploymentError.exit_code
