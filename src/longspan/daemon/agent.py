@@ -49,6 +49,7 @@ class AgentConfig:
         run_dir: removed at the end.
         log_dir: stays.
         joined: Ray is not ours: its workers are not our descendants and are found by the mark.
+        foreground: stay in the job step or container that started the agent, which ends when its first process does.
     """
 
     name: str
@@ -58,6 +59,7 @@ class AgentConfig:
     run_dir: str
     log_dir: str
     joined: bool
+    foreground: bool = False
 
 
 @dataclass(slots=True)
@@ -341,10 +343,15 @@ def _detach() -> None:
         os.read(read, 1)
         os._exit(0)
     os.close(read)
+    _announce()
+    os.close(write)
+
+
+def _announce() -> None:
+    """Says who the agent is: the sign for whoever started it that it runs."""
     found = processes.identity(os.getpid())
     assert found is not None
     print(json.dumps({"pid": found.pid, "start_ticks": found.start_ticks}), flush=True)
-    os.close(write)
 
 
 def main() -> None:
@@ -356,7 +363,12 @@ def main() -> None:
     # While whoever starts us still listens: a log that cannot be written must be told.
     log = os.open(Path(config.log_dir) / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
-    _detach()
+    if config.foreground:
+        # The connection that started the container may end; the agent's own lease decides, not that.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        _announce()
+    else:
+        _detach()
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -203,14 +203,14 @@ class Controller:
             else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
         }
         try:
-            await starting.start_agent(node, config, self.spec.ray_address)
+            await starting.start_agent(node, config, self.spec, self.places.logs / f"{name}.start")
         except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
             await self.feed(StartFailed(name, str(error)))
 
     async def _sweep(self, name: str) -> None:
         node = next((node for node in self.spec.nodes if node.name == name), None)
         try:
-            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec.ray_address)
+            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
             await self.feed(Answered(f"swept:{name}", error=f"{type(error).__name__}: {error}"))
             return
@@ -339,6 +339,7 @@ class Controller:
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
         await asyncio.sleep(1.5)  # whoever watches sees the end
+        await asyncio.to_thread(starting.end_along, 3)
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)
