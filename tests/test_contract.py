@@ -48,6 +48,7 @@ IO_MODULES = {
     "daemon.reach",
     "daemon.spare",
     "daemon.starting",
+    "daemon.sweep",
     "daemon.versions",
     "launch.prover",
     "launch.reference",

@@ -58,7 +58,7 @@ def test_the_agent_lives_and_dies_with_its_container(tmp_path: Path, engine: Pat
         async with fake_controller() as controller:
             said = tmp_path / "a.start"
             await starting.start_agent(node, config_of(controller.url, tmp_path), spec, said)
-            child = starting._stays[-1]
+            child = starting._stays["a"]
             pid = json.loads(said.read_text().splitlines()[-1])["pid"]
             assert pid == child.pid  # the script became the agent: nothing went into the background
             await until(lambda: controller.messages)
@@ -108,7 +108,7 @@ def test_a_command_that_stays_too_long(tmp_path: Path, engine: Path) -> None:
     )
     child = starting._spawn([str(stubborn)], {}, "", tmp_path / "said")
     wait_for(lambda: "ready" in (tmp_path / "said").read_text())
-    starting._stays.append(child)
+    starting._stays["late"] = child
     starting.end_along(0.2)
     assert child.wait(30) == -9
 
