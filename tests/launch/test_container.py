@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from longspan.cluster.container import Container, parse_container
 from longspan.errors import InputError
 from longspan.host import SshHost
-from longspan.launch.container import LOGS, Job, model_mounts, prepare_command, run_command
+from longspan.launch.container import LOGS, Job, model_mounts, prepare_command, remove_command, run_command
 
 JOB = Job("default", "gpu-a", "default-0123", "/home/ops", "/data/models/m")
 AGENT = ("python3", "-m", "longspan.daemon.agent")
@@ -125,6 +125,25 @@ def test_short_and_long_form_agree() -> None:
     assert short is not None
     assert Container.from_json(json.loads(json.dumps(asdict(short)))) == short
     assert parse_container(None, "f") is parse_container(False, "f") is None
+
+
+def test_a_lost_container_is_ended(tmp_path: Path) -> None:
+    """Removed by its name; one that is gone already is no error, one that stays or an engine that is silent is."""
+    engine = tmp_path / "docker"
+    argv = remove_command(Container("i", engine=str(engine)), "default-0123", "gpu-a")
+
+    def ended(line: str) -> tuple[int, str]:
+        engine.write_text(f"#!/bin/sh\n{line}\n")
+        engine.chmod(0o755)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    said = tmp_path / "said"
+    assert ended(f'echo "$*" >>{said}; [ "$1" != container ]') == (0, "")
+    assert "rm --force longspan-default-0123-gpu-a" in said.read_text()
+    assert ended('[ "$1" = info ]') == (0, "")
+    assert ended("exit 0") == (1, "longspan-default-0123-gpu-a does not end\n")
+    assert ended("echo no daemon >&2; exit 1") == (1, "no daemon\n")
 
 
 def test_the_host_is_made_ready(tmp_path: Path) -> None:

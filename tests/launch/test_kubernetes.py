@@ -192,6 +192,7 @@ def test_the_kubelet_expands_nothing_of_the_users() -> None:
         if one["name"] == "longspan"
     )
     assert "a/$$(PATH)" in front["command"]
+    assert front["command"][front["command"].index("--ray") + 1] == "$(POD_IP):6379"
     assert {"name": "VLLM_HOST_IP", "value": "$(POD_IP)"} in front["env"]
 
 

@@ -131,11 +131,11 @@ async def sweep(node: NodeSpec | None, name: str, mark: str, run_dir: str, spec:
         ValueError: it did not answer with JSON.
     """
     if node is not None and stays(node, spec):
-        # The job step ends with the command that started it. A container on another host does not: its agent's lease
-        # ends it.
+        # The job step ends with the command that started it. A container does not: its engine is told.
         await asyncio.to_thread(_end_staying, [name], 10)
-        if not node.slurm:
-            raise HostError("a container is ended by its agent only")
+        if node.container:
+            argv = host_of(node).argv(container.remove_command(node.container, mark, node.name))
+            await _run(name, argv, {}, "", 60)
         return {"left": []}
     wanted = json.dumps({"mark": mark, "run_dir": run_dir})
     answer = await _on_node(node, name, "", SWEEP, wanted, spec.ray_address)

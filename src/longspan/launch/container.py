@@ -30,6 +30,11 @@ PREPARE = (
     ' "$engine" image inspect -- "$image" >/dev/null 2>&1 || { "$engine" info >/dev/null 2>&1 && echo "no-image" || echo'
     ' "no-daemon"; exit 0; }; echo "home $HOME"'
 )
+# Arguments: the engine, the container. It may be gone already, which an engine calls an error.
+REMOVE = (
+    '"$1" info >/dev/null || exit 1; "$1" rm --force "$2" >/dev/null 2>&1;'
+    ' if "$1" container inspect "$2" >/dev/null 2>&1; then echo "$2 does not end" >&2; exit 1; fi'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,16 @@ def prepare_command(container: Container, job: Job) -> list[str]:
     ]  # fmt: skip
 
 
+def container_name(mark: str, node: str) -> str:
+    """What the engine calls the agent's container."""
+    return f"longspan-{mark}-{node}"
+
+
+def remove_command(container: Container, mark: str, node: str) -> list[str]:
+    """Ends a lost agent's container with all in it; fails where the engine does not answer or cannot end it."""
+    return ["sh", "-c", REMOVE, "sh", container.engine, container_name(mark, node)]
+
+
 def run_command(container: Container, job: Job, argv: Sequence[str]) -> list[str]:
     """`docker run …`: the host's network (ranks talk to each other by the host's addresses), its GPUs, limits that NCCL
     and Ray need, model and caches under fixed paths.
@@ -73,7 +88,7 @@ def run_command(container: Container, job: Job, argv: Sequence[str]) -> list[str
         "--init",  # reaps what is orphaned, and takes signals for us
         "--sig-proxy=false",  # the connection that started it may end without ending the ranks
         "--pull=never",  # 10 GB do not load within an agent's start; `docker pull` before
-        f"--name=longspan-{job.mark}-{job.node}",
+        f"--name={container_name(job.mark, job.node)}",
         f"--label={NAME_LABEL}={job.deployment}",
         f"--label={MARK_LABEL}={job.mark}",
         "--network=host",

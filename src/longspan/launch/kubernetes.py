@@ -22,6 +22,8 @@ NODE_MANAGER_PORT = 9010
 OBJECT_MANAGER_PORT = 9011
 WORKER_PORTS = (20000, 29999)
 GATEWAY_PORT = 8000
+# Not 127.0.0.1: the address is handed on to the pods that hold the ranks.
+OWN_RAY = f"$(POD_IP):{GCS_PORT}"
 SECRETS = "/etc/longspan"
 RAY_TOKEN = f"{SECRETS}/ray/token"
 API_KEY = f"{SECRETS}/api/key"
@@ -297,14 +299,14 @@ def _front(serving: Serving, wishes: Wishes) -> Document:
     """
     # This container holds no GPU, so it cannot tell what the others hold.
     device = wishes.device or ("rocm" if wishes.gpu_resource.startswith("amd.com/") else "cuda")
-    more = ["--ray", f"127.0.0.1:{GCS_PORT}", "--ray-wait", str(JOIN_SECONDS), "--device", device]
+    more = ["--ray", OWN_RAY, "--ray-wait", str(JOIN_SECONDS), "--device", device]
     more += ["--api-key-file", API_KEY] if wishes.api_secret else []
     words = up_words(serving, listen=f"0.0.0.0:{GATEWAY_PORT}", more=more)
     ask = ["longspan", "probe", "--name", serving.name, "--timeout"]
     token = {"exec": {"command": [*ask, "60"]}, "timeoutSeconds": 90, "periodSeconds": 60}
     return {
         **_container("longspan", serving, wishes),
-        "command": ["longspan", *map(_literal, words)],
+        "command": ["longspan", *(word if word == OWN_RAY else _literal(word) for word in words)],
         "ports": [{"name": "openai", "containerPort": GATEWAY_PORT}],
         "resources": {"requests": {"cpu": 2, "memory": "4Gi"}},
         "startupProbe": {
