@@ -15,6 +15,8 @@ from lab.build import Lab
 from lab.hosts import HostSpec, LabHost
 from lab.slurm import PROGRAMS, Slurm, start_slurm, why_no_slurm
 from longspan.cluster.slurm import expand_hostlist
+from longspan.launch.slurm_script import batch_script
+from longspan.launch.unattended import Serving
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm())]
 REPO = Path(__file__).parent.parent
@@ -60,7 +62,7 @@ async def main(host, folder):
             controller.command(kind="stop_all", call="stopped:a")
         for controller in controllers:
             await until(lambda: controller.answer("stopped:a"))
-        codes = [await asyncio.to_thread(child.wait, 30) for child in starting._stays]
+        codes = [await asyncio.to_thread(child.wait, 30) for child in starting._stays.values()]
         print("ENDED" + json.dumps(codes), flush=True)
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -191,6 +193,28 @@ def test_a_step_that_cannot_start(ours: Slurm, tmp_path: Path) -> None:
 def test_host_lists_are_slurms(ours: Slurm, text: str) -> None:
     """Our reading of a host list is `scontrol show hostnames`'."""
     assert expand_hostlist(text) == ours.run(["scontrol", "show", "hostnames", text]).stdout.split()
+
+
+@pytest.mark.parametrize("gpus", [(1, 1), (2, 1)], ids=["plain", "het"])
+def test_slurm_takes_the_script(ours: Slurm, tmp_path: Path, gpus: tuple[int, ...]) -> None:
+    """sbatch reads what `manifest slurm` writes, unequal nodes as a heterogeneous job, and runs `up` on the first node."""
+    program, log = tmp_path / "longspan", tmp_path / "log"
+    program.write_text('#!/bin/sh\nprintf "%s|" "$(hostname)" "${SLURM_HET_SIZE:-1}" "$VALUE" "$@" end\n')
+    program.chmod(0o755)
+    serving = Serving(
+        "d", "/m/a 'b'", 1, len(gpus), "ray", gpus, environment=(("VALUE", "$HOME"),), vllm_arguments=("x y",)
+    )
+    script = tmp_path / "script"
+    script.write_text(
+        batch_script(
+            serving, longspan=[str(program)], listen="h:1", sbatch=[f"chdir={tmp_path}", "time=1"]
+        ).replace("--output=longspan-d-%j.log", f"--output={log}")
+    )
+    ours.run(["sbatch", "--wait", str(script)], timeout_seconds=120)
+    said = log.read_text().split("|")
+    assert said[:4] == ["h1", "1" if len(set(gpus)) == 1 else "2", "$HOME", "up"]
+    assert said[4] == "/m/a 'b'"
+    assert said[-3:-1] == ["x y", "end"]
 
 
 def test_ci_installs_slurm() -> None:

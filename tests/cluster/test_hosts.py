@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longspan.cluster.container import Container
 from longspan.cluster.hosts import HostEntry, HostsFile, parse_hosts
 from longspan.cluster.inventory_file import parse_cluster
 from longspan.errors import InputError
@@ -195,3 +196,45 @@ def test_one_file_serves_planner_and_launcher() -> None:
     cluster = parse_cluster(text)
     assert (hosts.hosts[0].gpus, hosts.hosts[0].ssh, hosts.ray_address) == (8, "ops@gpu-a", "10.0.0.1:6379")
     assert cluster.gpu_count == 8
+
+
+CONTAINERS = """
+container = "image:1"
+network = { kind = "ethernet", rate_gbit_per_second = 10 }
+
+[[node]]
+name = "a"
+address = "10.0.0.1"
+gpus = "8x MI300X"
+
+[[node]]
+name = "b"
+address = "10.0.0.2"
+gpus = 8
+container = { image = "image:2", engine = "podman", gpu_vendor = "none" }
+network = { kind = "roce", rate_gbit_per_second = 100 }
+
+[[node]]
+name = "c"
+address = "10.0.0.3"
+gpus = 8
+container = false
+"""
+
+
+def test_containers_of_all_and_of_one() -> None:
+    """The file's container is every node's that has none of its own; its devices follow from GPUs and network."""
+    assert [host.container for host in parse_hosts(CONTAINERS, "c.toml").hosts] == [
+        Container("image:1", gpus="amd"),
+        Container("image:2", engine="podman", gpus="none", rdma=True),
+        None,
+    ]
+    assert len(parse_cluster(CONTAINERS.replace("gpus = 8\n", 'gpus = "8x H100"\n')).nodes) == 3
+
+
+def test_a_wrong_container_is_named() -> None:
+    """With the file, the node and the field; beside a Ray that is joined it makes no sense."""
+    with pytest.raises(InputError, match=r"c\.toml: node 2: container\.engine"):
+        parse_hosts(CONTAINERS.replace("podman", "lxc"), "c.toml")
+    with pytest.raises(InputError, match="joined where it runs"):
+        parse_hosts(CONTAINERS + '[ray]\naddress = "10.0.0.1:6379"\n', "c.toml")

@@ -142,7 +142,7 @@ def command(
     record = places.running()
     if record:
         _already(record, places, spec, as_json)
-        return _stay(record, places) if foreground else 0
+        return _stay(record, places, as_json) if foreground else 0
     if orphaned := places.record():
         click.echo("The last controller died; ending what it left …", err=True)
         control.end_by_mark(places, orphaned)
@@ -161,31 +161,29 @@ def command(
         raise click.Abort from None
     if status["phase"] == "gone":
         raise _failure(status)
-    _announce(status, key if new_key else None, as_json)
-    return _stay(record, places) if foreground else 0
+    # Unattended, what is printed goes into somebody's log, where a key does not belong.
+    _announce(status, key if new_key and not foreground else None, as_json)
+    return _stay(record, places, as_json) if foreground else 0
 
 
-def _stay(record: dict[str, Any], places: Places) -> int:
+def _stay(record: dict[str, Any], places: Places, as_json: bool) -> int:
     """Until the deployment is gone: by `down` or a signal to us (0), or because it failed.
 
     Raises:
-        LongspanError: what it failed of.
+        LongspanError: what it failed of; with `as_json` only its exit code comes back, since the document is out.
     """
-    stopped = False
-    while True:
-        try:
-            for status in control.follow(record, places):
-                if status["phase"] == "gone":
-                    if status.get("failure"):
-                        raise _failure(status)
-                    return 0
-        except KeyboardInterrupt:
-            if stopped:
-                raise click.Abort from None
-            stopped = True
-            click.echo("Signalled: taking everything down …", err=True)
-            control.take_down(record)
-            return 0
+    try:
+        for status in control.follow(record, places):
+            if status["phase"] == "gone" and status.get("failure"):
+                failure = _failure(status)
+                if not as_json:
+                    raise failure
+                click.echo(str(failure), err=True)
+                return failure.exit_code
+    except KeyboardInterrupt:
+        click.echo("Signalled: taking everything down …", err=True)
+        control.take_down(record)
+    return 0
 
 
 def _controller_host(spec: DeploymentSpec) -> str:
