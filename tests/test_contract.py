@@ -68,6 +68,8 @@ IO_MODULES = {
     "gateway.watch",
     "gateway.workers",
     "doctor.bundle",
+    "doctor.fetch",
+    "doctor.kept",
     "doctor.live",
 }
 IMPURE_IMPORTS = {

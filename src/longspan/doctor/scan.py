@@ -124,10 +124,10 @@ class Scanner:
         self._quote_open_until = 0
         self._files: list[str] = []
 
-    def feed(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Reads one file to its end. `name` is how it is called in the evidence."""
+    def feed(self, name: str, chunks: Iterable[bytes], node: str = "") -> None:
+        """Reads one file to its end. `name` is how it is called in the evidence, `node` whose it is, if that is known."""
         self._files.append(name)
-        carry, line, section, clock = b"", 0, "", _Clock()
+        carry, line, section, clock = b"", 0, node, _Clock()
         for chunk in chunks:
             self._size += len(chunk)
             block = carry + chunk

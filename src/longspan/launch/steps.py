@@ -47,6 +47,10 @@ QUIET_SECONDS: dict[str, float] = {
 # waited for. Longer than ssh takes to give up a host that does not answer (10 s).
 STOP_SILENT_SECONDS = 30.0
 STOP_JOIN_SECONDS = 20.0
+# Phases whose processes may still live when something fails: what they wait for is taken down before they are ended, for
+# so long at most. Shorter than STOP_JOIN_SECONDS, and than the agents' patience with a function.
+LIVE_PHASES = frozenset({"ray", "reservation", "engine", "gateway", "first token", "verified", "serving"})
+COLLECT_SECONDS = 15.0
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
 SILENT_SECONDS = 40.0
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
@@ -232,7 +236,8 @@ class Steps:
         mark: identifies the processes of this start on every node.
         secrets: contents of the token and key files, by path; written by the agents, never printed.
         joined: agents that answer; `not_started`: those that could not be started.
-        waiting: calls and questions without an answer yet; any other answer is dropped.
+        waiting: calls and questions without an answer yet; any other answer is dropped. While stopping, the evidence that
+            is awaited before anything is ended.
         stopping: while stopping, the agents whose confirmation is awaited; `stopped_in`: the phase before.
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         ranks: rank -> what its own process said.
@@ -346,11 +351,12 @@ class Steps:
         """Remembers why and takes everything down; the controller reports it."""
         if self.failure is None:
             self.failure = Failure(kind, self.phase, what, remedy)
-        return self._stop()
+        return self._stop(collect=kind != "proof")  # the ranks of a deployment that answers hang nowhere
 
-    def _stop(self) -> list[Action]:
+    def _stop(self, *, collect: bool = False) -> list[Action]:
+        """Takes everything down; with `collect` after the nodes have given what explains a silence."""
         if self.phase in {"stopping", "gone"}:
-            return []
+            return [] if collect else self._end_agents()
         self.stopped_in = self.phase
         self._enter("stopping")
         self.waiting.clear()
@@ -359,10 +365,41 @@ class Steps:
         actions: list[Action] = []
         if self.gateway_up:
             actions.append(SetGateway("out", "the deployment is being stopped"))
-        actions += [StopAll(name) for name in self.agents if name in self.joined]
+        asked = self._collect() if collect and self.stopped_in in LIVE_PHASES else []
+        actions += asked or self._stop_all()
         if not self.stopping:
             self._enter("gone")
         return actions
+
+    def _collect(self) -> list[Action]:
+        """Asks every node for the stacks, sockets and counters of what still runs there."""
+        actions: list[Action] = []
+        for node in self.nodes:
+            if node.name in self.joined:
+                pids = {str(s.pid): rank for rank, s in self.ranks.items() if s.address == node.address}
+                arguments = {
+                    "name": node.name, "mark": self.mark, "joined": bool(self.spec.ray_address), "pids": pids,
+                    "tp": self.spec.tp, "age_seconds": self.now - self.started["agents"],
+                }  # fmt: skip
+                actions.append(self._call(node.name, "collect", arguments))
+        return actions
+
+    def _stop_all(self) -> list[Action]:
+        return [StopAll(name) for name in self.agents if name in self.joined]
+
+    def _collected(self, call: str) -> list[Action]:
+        """One node's evidence came or is given up; with the last of them everything is ended."""
+        if self.waiting == {call}:
+            return self._end_agents()
+        self.waiting.discard(call)
+        return []
+
+    def _end_agents(self) -> list[Action]:
+        """Ends the wait for evidence, if there is one."""
+        if not self.waiting:
+            return []
+        self.waiting.clear()
+        return self._stop_all()
 
     def _while_stopping(self, event: Event) -> list[Action]:
         actions: list[Action] = []
@@ -370,7 +407,9 @@ class Steps:
             case AgentJoined(node) if node in self.agents and node not in self.joined:
                 self.joined.add(node)
                 self.stopping.add(node)
-                actions = [StopAll(node)]
+                actions = [] if self.waiting else [StopAll(node)]
+            case Answered(call) if call in self.waiting:
+                actions = self._collected(call)
             case StartFailed(node):
                 self.not_started.add(node)
                 self.stopping.discard(node)
@@ -379,8 +418,11 @@ class Steps:
                 for text in (value or {}).get("left", []):
                     self.findings.append(Finding(call[8:], "error", "process-left", text))
             case AgentSilent(node, seconds) if seconds > STOP_SILENT_SECONDS and node in self.stopping:
+                actions = self._collected(f"collect:{node}")
                 self._not_confirmed(node)
             case Tick():
+                if self.now - self.started["stopping"] > COLLECT_SECONDS:
+                    actions = self._end_agents()
                 late = self.now - self.started["stopping"] > STOP_JOIN_SECONDS
                 for node in sorted(self.stopping - self.joined) if late else ():
                     self._not_confirmed(node)
