@@ -43,14 +43,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="parallel-flags", cause="parallel-config-invalid", weight=0.92, launch_only=True,
         words="nnodes world evenly parallel executor deepep fault data_parallel_rank headless configuration dcp_size eplb elastic data_parallel_size_local "
-        "enable_expert_parallel node_rank data_parallel_external_lb microbatches",
+        "enable_expert_parallel node_rank data_parallel_external_lb microbatches data_parallel_size context pcp_size tp_size",
         pattern=r"nnodes > 1 can only be set|must evenly divide the total world size|World size \(\d+\) is larger than the number of available GPUs"
         r"|DeepEP kernels require EP ranks|Fault tolerance requires|data_parallel_rank \(\d+\) must be|data_parallel_size_local \(\d+\) must be"
         r"|must (?:not )?use --headless|Configuration mismatch detected for engine|must be divisible by dcp_size|EPLB requires|Elastic EP (?:is|with)"
         r"|Unrecognized distributed executor backend|data_parallel_external_lb can only be set|Invalid data parallel configuration|nnodes \(\d+\) must be"
         r"|enable_expert_parallel must be True|unexpected data parallel rank|Placement group bundle cannot have more than 1|node[_-]rank.{0,40}(?:must be|out of range|less than)"
         r"|(?:mp|multiprocessing) (?:distributed )?(?:executor )?backend.{0,60}(?:not supported|multiple nodes|requires)|offline data parallel mode is not supported"
-        r"|world_size \(\d+\) must be equal to",
+        r"|world_size \(\d+\) must be equal to|(?:decode|prefill) context parallel|(?:dcp|pcp)_size \d+ (?:must|is)|data_parallel_size\w* \(\d+\) (?:must|is)",
         example="Value error, nnodes > 1 can only be set when distributed executor backend is mp, uni or external_launcher.",
         source="vllm 0.33.0 source: vllm/config/parallel.py",
     ),
@@ -66,6 +66,26 @@ RULES: tuple[Rule, ...] = (
         r"(?:tensor|pipeline|data-par|nnodes|node|distributed|headless)\S*)",
         example="vllm serve: error: argument --distributed-executor-backend: invalid choice: 'slurm' (choose from ray, mp, uni)",
         source="vllm 0.33.0 source: vllm/engine/arg_utils.py",
+    ),
+    # Arguments that are not about parallelism.
+    Rule(
+        id="arguments", cause="arguments-invalid", weight=0.85, launch_only=True,
+        words="max_model_len max_num_batched_tokens unrecognized argument arguments quantization dtype parser gpu_memory_utilization "
+        "speculative lora template block_size",
+        pattern=r"User-specified max_model_len \(\d+\) is greater than|max_num_batched_tokens \(?\S* ?(?:is smaller than|must be greater|=\s*\d+ is (?:smaller|less))"
+        r"|(?:vllm|api_server\.py|vllm serve|__main__\.py)\b.{0,40}error: (?:argument -{1,2}(?!-|tensor|pipeline|data-par|nnodes|node|distributed|master|headless|enable-expert)\S+: |unrecognized arguments: (?!.*--(?:tensor|pipeline|data-par|nnodes|node|distributed|headless))|the following arguments are required)"
+        r"|Unknown quantization method|Quantization method specified in the model config.{0,80}does not match|is not supported for quantization method"
+        r"|Unknown dtype|(?:[Uu]nsupported|[Ii]nvalid) (?:dtype|kv[_-]cache[_-]dtype)|requires? --tool-call-parser|[Ii]nvalid (?:tool call|reasoning) parser"
+        r"|gpu_memory_utilization\b.{0,40}(?:must be|should be|less than 1|greater than 0)|supplied chat template.{0,80}(?:not|neither)"
+        r"|does not support LoRA|max_lora_rank.{0,20}must be|[Uu]nknown speculative (?:method|decoding)|[Uu]nsupported speculative method",
+        example="Value error, User-specified max_model_len (65536) is greater than the derived max_model_len (max_position_embeddings=8192).",
+        source="vllm 0.32.0 source: vllm/config/model.py, vllm/engine/arg_utils.py",
+    ),
+    Rule(
+        id="validation", cause="arguments-invalid", kind="symptom", words="validation", weight=0.6, launch_only=True,
+        pattern=r"\d+ validation errors? for (?:Model|Vllm|Cache|Scheduler|LoRA|Speculative|Compilation|Engine|Load|Device|KVTransfer|Structured\w*|Attention|Kernel)\w*",
+        example="pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig",
+        source="vllm 0.32.0 source: vllm/config", also=("insufficient-evidence",),
     ),
     # Architecture.
     Rule(
@@ -90,7 +110,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # Files.
     Rule(
-        id="path-as-repo", cause="model-path-missing", decide="model_path", words="repo hfvalidationerror repository model identifier", weight=0.93, launch_only=True,
+        id="path-as-repo", cause="model-path-missing", decide="model_path", words="repo hfvalidationerror repository model identifier load path", weight=0.93, launch_only=True,
         pattern=r"[Rr]epo id must (?:be in the form|use alphanumeric)|HFValidationError|Invalid repository ID or local directory|"
         r"(?:^|[\s'\"])(?:/|\./|~)\S*['\"]? is not a local folder and is not a valid model identifier|(?:model|[Mm]odel) path \S+ does not exist|"
         r"(?:OSError|ValueError): (?:Can't load|Incorrect path).{0,80}['\"]?/\S+",
