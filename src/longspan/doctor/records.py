@@ -10,11 +10,6 @@ _HOST = ("_HOSTNAME", "hostname", "host", "node", "node_name", "nodeName")
 RECORD_LIMIT_BYTES = 256 << 10
 
 
-def looks_wrapped(line: bytes) -> bool:
-    """Whether a line may be such a record; cheap, since every block asks."""
-    return line.startswith(b'{"') and line.rstrip().endswith(b"}")
-
-
 def _first(record: Mapping[str, Any], keys: tuple[str, ...]) -> str:
     return next((value for key in keys if isinstance(value := record.get(key), str) and value), "")
 
@@ -24,7 +19,7 @@ def unwrapped(line: bytes) -> bytes:
 
     A shipper's own level is not taken over: it calls everything "info". Python's `levelname` is.
     """
-    if not looks_wrapped(line) or len(line) > RECORD_LIMIT_BYTES:
+    if not line.startswith(b'{"') or len(line) > RECORD_LIMIT_BYTES:
         return line
     try:
         record = json.loads(line)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
-from longspan.doctor.records import looks_wrapped, unwrapped
+from longspan.doctor.records import unwrapped
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
@@ -148,7 +148,7 @@ class Scanner:
         lines = block.split(b"\n")
         if lines[-1] == b"":
             lines.pop()
-        if lines and looks_wrapped(lines[0]):
+        if block.startswith(b'{"') or b'\n{"' in block:
             lines = [unwrapped(raw) for raw in lines]
             block = b"\n".join(lines)
         shapes = self._shapes

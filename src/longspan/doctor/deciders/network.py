@@ -238,7 +238,5 @@ def frontend_silent(event: Event, rule: Rule, scene: Scene) -> Guess:
     others = {e.hit.node for e in scene.of("api-server-start")} - {event.hit.node}
     starts = scene.of("api-server-start")
     if starts and not others and not far and not scene.of("headless") and len(scene.nodes()) < 2:
-        return Guess(
-            "insufficient-evidence", 0.6, ("port-blocked",), "the front end runs on this machine"
-        )
+        return Guess("insufficient-evidence", 0.6, ("port-blocked",), "the front end runs on this machine")
     return default(event, rule, scene)

@@ -72,9 +72,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # NVSHMEM and DeepEP.
     Rule(
-        id="ibgda-init", cause="ibgda-unavailable", words="ibgda mlx5dv_devx_uar cpp nvshmem nvshmemi_transport_init",
+        id="ibgda-init", cause="ibgda-unavailable", words="ibgda mlx5dv_devx_uar cpp nvshmem nvshmemi_transport_init buffer",
         weight=0.92,
-        pattern=r"init failed for transport: IBGDA|ibgda\.cpp\b.{0,8}(?:NULL value|non-zero status|[Uu]nable)|cannot allocate mlx5dv_devx_uar"
+        pattern=r"init failed for transport: IBGDA|ibgda\.cpp\b.{0,8}(?:NULL value|non-zero status|[Uu]nable)|cannot allocate mlx5dv_devx_uar|device mlx5_\d+ cannot allocate buffer on the specified memory type"
         r"|IBGDA.{0,60}(?:fail|not (?:supported|available)|unable)",
         example="/src/nvshmem/src/host/transport/transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA",
         source="https://github.com/deepseek-ai/DeepEP/issues/139",
