@@ -69,6 +69,7 @@ IO_MODULES = {
     "gateway.workers",
     "doctor.bundle",
     "doctor.fetch",
+    "doctor.flight",
     "doctor.kept",
     "doctor.live",
 }

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from longspan.doctor import flight
 from longspan.doctor.silence import RankState
 from longspan.doctor.stacks import Collected, judge, recent_kernel
 from longspan.errors import HostError
@@ -14,11 +16,6 @@ _IB = (
     "grep -H . /sys/class/infiniband/*/ports/*/state /sys/class/infiniband/*/ports/*/counters/port_{xmit,rcv}_data "
     "/sys/class/infiniband/*/ports/*/hw_counters/*{retry,timeout,out_of_sequence}* 2>/dev/null"
 )
-# torch's watchdog writes its flight recorder where TORCH_NCCL_DEBUG_INFO_TEMP_FILE says, by default to the first of these.
-_FLIGHT = (
-    'for f in $(ls -t /tmp/nccl_trace_rank_* ~/.cache/torch/nccl_trace_rank_* "$TORCH_NCCL_DEBUG_INFO_TEMP_FILE"* 2>/dev/null '
-    '| head -n 16); do ls -la "$f"; done'
-)
 # Each of these is read-only. A host that lacks a program gives nothing for it and is no error.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "sockets": ("ss", "-tan"),
@@ -28,9 +25,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ib-counters": ("bash", "-c", _IB),
     "kernel": ("sh", "-c", "cat /proc/uptime; dmesg 2>/dev/null | tail -n 400"),
     "shm": ("sh", "-c", "df -h /dev/shm; ls -la /dev/shm | head -n 40"),
-    "flight-recorder": ("sh", "-c", _FLIGHT),
 }  # fmt: skip
 COMMAND_SECONDS = 20.0
+_FLIGHT = Path(flight.__file__).read_text()
 # Of one text: the newest that a node keeps or sends.
 TEXT_CHARACTERS = 100_000
 # Commands that run side by side on one host: what counts is that all is of one moment.
@@ -81,6 +78,8 @@ def collect_host(
         stacks = {rank: pool.submit(_stack, host, pid, seconds) for rank, pid in target.pids.items()}
         others = {f"stack-{n}": pool.submit(_stack, host, pid, seconds) for n, pid in target.others.items()}
         asked = {name: pool.submit(_ask, host, argv, seconds) for name, argv in COMMANDS.items()}
+        recorder = ["python3", "-c", _FLIGHT, str(age_seconds)]
+        asked["flight-recorder"] = pool.submit(_ask, host, recorder, seconds)
         files = {name: job.result() for name, job in (others | asked).items()}
         texts = {rank: job.result() for rank, job in stacks.items()}
     files["kernel"] = recent_kernel(files["kernel"], age_seconds)

@@ -6,7 +6,7 @@ from typing import Any
 
 _TEXT = ("log", "message", "msg", "MESSAGE", "textPayload", "line", "text", "body", "_line")
 _TIME = ("time", "timestamp", "@timestamp", "ts", "asctime", "receiveTimestamp")
-_HOST = ("_HOSTNAME", "hostname", "host", "node", "node_name", "nodeName")
+_HOST = ("_HOSTNAME", "host_name", "hostname", "host", "node", "node_name", "nodeName")
 RECORD_LIMIT_BYTES = 256 << 10
 
 

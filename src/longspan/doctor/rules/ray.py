@@ -108,8 +108,8 @@ RULES: tuple[Rule, ...] = (
         source=_VLLM + "16779", question="`python -c 'import X'` with the Python of each node's raylet: which one fails?",
     ),
     Rule(
-        id="runtime-env", cause="worker-env-differs", words="runtimeenvsetuperror attributeerror attribute", weight=0.65, launch_only=True,
-        pattern=r"RuntimeEnvSetupError|AttributeError: Can't get attribute .* on <module",
+        id="runtime-env", cause="worker-env-differs", words="runtimeenvsetuperror attributeerror attribute import", weight=0.65, launch_only=True,
+        pattern=r"RuntimeEnvSetupError|failed to import on the worker|AttributeError: Can't get attribute .* on <module",
         example="ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime environment.",
         source="https://docs.ray.io/en/latest/ray-core/handling-dependencies.html",
     ),
