@@ -70,6 +70,9 @@ IO_MODULES = {
     "gateway.watch",
     "gateway.workers",
     "doctor.bundle",
+    "doctor.fetch",
+    "doctor.flight",
+    "doctor.kept",
     "doctor.live",
 }
 IMPURE_IMPORTS = {

@@ -24,6 +24,7 @@ from longspan.errors import (
     ProofError,
     RayError,
 )
+from longspan.finding import Finding
 
 FAILURES: dict[str, type[LongspanError]] = {
     "host": HostError,
@@ -251,15 +252,17 @@ def _failure(status: dict[str, Any]) -> LongspanError:
 
 def _diagnosis(status: dict[str, Any]) -> str:
     """What the doctor makes of a launch that failed: its best finding, and what the last good launch had other."""
+    from longspan.cli import doctor_logs
     from longspan.cli.doctor_live import change_lines, connected, spec_of
-    from longspan.doctor.collect import diagnose
 
     try:
-        findings = list(diagnose([Path(status["logs"])]).findings)
+        findings: list[Finding] = []
         changes: list[tuple[str, str, str]] = []
         places = Places(Path(status["state_dir"]))
         if spec := spec_of(places):
-            findings, changes = connected(findings, places, spec, status)
+            left = doctor_logs.read(places, spec)
+            found = doctor_logs.with_survivors(left, status).findings
+            findings, changes = connected(found, places, spec, status)
     except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
         return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
     told = ""

@@ -25,11 +25,12 @@ from typing import Any
 from aiohttp import web
 
 from longspan.daemon import asking, gateway_config, starting, status
-from longspan.daemon.places import Places, write_private
+from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
 from longspan.deployment import DeploymentSpec
-from longspan.doctor import launches
+from longspan.doctor import history, launches
+from longspan.doctor.kept import keep
 from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
 from longspan.launch.events import (
     AgentJoined,
@@ -147,8 +148,13 @@ class Controller:
     def _remember_good(self) -> None:
         """Keeps what this launch was made of for the doctor; a full disk must not end what serves."""
         with contextlib.suppress(OSError):
-            document = launches.recorded(self.spec, self.machine.facts)
+            document = launches.recorded(self.spec, status.facts(self.machine))
             write_private(self.places.last_good, json.dumps(document))
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            kept = json.loads(self.places.launches.read_text()) if self.places.launches.exists() else {}
+            layout = f"TP {self.spec.tp} x PP {self.spec.pp}"
+            lasted = history.remembered(kept.get("launches", []), self.spec.model, layout, self.status())
+            write_private(self.places.launches, json.dumps({"launches": lasted}))
 
     def perform(self, actions: list[Action]) -> None:
         """Carries out what the state machine decided."""
@@ -200,7 +206,7 @@ class Controller:
             "run_dir": self.paths.run_dir,
             "log_dir": str(self.places.logs / name)
             if node is None or not node.ssh
-            else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
+            else logs_elsewhere(self.spec.name, name),
         }
         try:
             await starting.start_agent(node, config, self.spec, self.places.logs / f"{name}.start")
@@ -264,8 +270,18 @@ class Controller:
         new = events[max(0, link.taken - number) :]
         link.taken = max(link.taken, number + len(events))
         for event in new:
-            await self.feed(event)
+            await self.feed(self._kept(name, event))
         return web.json_response({})
+
+    def _kept(self, node: str, event: Event) -> Event:
+        """What a node collected goes into files beside its logs, and only its names into the history."""
+        if not isinstance(event, Answered) or not event.call.startswith("collect:") or event.error:
+            return event
+        try:
+            texts = {str(name): str(text) for name, text in dict(event.value).items()}
+            return Answered(event.call, keep(self.places.logs / node, texts))
+        except (OSError, TypeError, ValueError) as error:
+            return Answered(event.call, error=f"it cannot be kept: {error}")
 
     async def get_commands(self, request: web.Request) -> web.Response:
         """Long-poll for the commands after a sequence number."""
