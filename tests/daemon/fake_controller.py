@@ -17,7 +17,7 @@ from real import TIMEOUT_SECONDS, environment
 AGENT = """
 import asyncio, json, signal, sys
 from longspan.daemon import agent
-agent.LEASE_SECONDS = 600
+agent.LEASE_SECONDS = float(sys.argv[1])
 signal.signal(signal.SIGUSR1, lambda *_: setattr(agent, "LEASE_SECONDS", 0.5))
 async def main():
     one = agent.Agent(agent.AgentConfig(**json.load(sys.stdin)))
@@ -107,7 +107,9 @@ async def fake_controller() -> AsyncIterator[FakeController]:
 
 
 @contextlib.asynccontextmanager
-async def agent(controller: FakeController, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def agent(
+    controller: FakeController, home: Path, lease_seconds: float = 600
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """The agent "a" in the foreground; killed at the end if it still runs."""
     config = {
         "name": "a", "controller_url": controller.url, "key": "the-key", "mark": "mark-a", "run_dir": str(home / "run"),
@@ -116,7 +118,7 @@ async def agent(controller: FakeController, home: Path) -> AsyncIterator[asyncio
     (home / "run").mkdir(exist_ok=True)
     (home / "logs").mkdir(exist_ok=True)
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", AGENT, env=environment(home), stdin=asyncio.subprocess.PIPE
+        sys.executable, "-c", AGENT, str(lease_seconds), env=environment(home), stdin=asyncio.subprocess.PIPE
     )
     assert child.stdin is not None
     child.stdin.write(json.dumps(config).encode())

@@ -127,6 +127,25 @@ def test_a_short_outage_is_no_end(tmp_path: Path) -> None:
     run(test())
 
 
+def test_standing_still_is_not_the_controllers_silence(tmp_path: Path) -> None:
+    """An agent that was stopped for longer than its lease asks the controller more than once before it gives up."""
+
+    async def test() -> None:
+        async with fake_controller() as controller, agent(controller, tmp_path, lease_seconds=5) as child:
+            controller.start("p", "sh", "-c", "echo lives; sleep 1000")
+            await until(lambda: controller.lines("p") == ["lives"])
+            child.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(6)
+            controller.answers = [500, 500]
+            seen = len(controller.messages)
+            child.send_signal(signal.SIGCONT)
+            await until(lambda: len(controller.messages) > seen + 3)
+            assert child.returncode is None
+            assert controller.exit_code("p") is None
+
+    run(test())
+
+
 def test_the_last_agent_of_a_machine_removes_the_directory(tmp_path: Path) -> None:
     """Agents that share a machine leave each other's Ray directory alone; the last one removes what they shared."""
     run_dir, logs = tmp_path / "run", tmp_path / "logs"

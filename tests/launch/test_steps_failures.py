@@ -6,22 +6,10 @@ from typing import Any
 import pytest
 from driving import FACTS, NODES, Drive, checked_drives, copy, evidence, launcher_line, reference
 
-from longspan.launch.steps import (
-    FRONT,
-    QUIET_SECONDS,
-    SILENT_SECONDS,
-    AgentJoined,
-    AgentSilent,
-    Call,
-    DownAsked,
-    Exited,
-    Failure,
-    SetGateway,
-    Start,
-    StartFailed,
-    StopAll,
-    Tick,
-)
+from longspan.launch.actions import Call, SetGateway, Start, StopAll
+from longspan.launch.events import AgentJoined, AgentSilent, DownAsked, Exited, StartFailed, Tick
+from longspan.launch.failure import Failure
+from longspan.launch.steps import FRONT, QUIET_SECONDS, SILENT_SECONDS
 from longspan.launch.verdict import Evidence
 
 STAGES = [

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,10 @@ from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
 from longspan.deployment import DeploymentSpec
 from longspan.doctor import launches
-from longspan.launch import steps
-from longspan.launch.steps import (
-    Action,
-    AgentJoined,
-    AgentSilent,
-    Answered,
-    Ask,
-    DownAsked,
-    Event,
-    StartFailed,
-)
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll
+from longspan.launch.events import AgentJoined, AgentSilent, Answered, DownAsked, Event, StartFailed, Tick
+from longspan.launch.run_dir import Paths
+from longspan.launch.steps import Steps
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -56,6 +50,23 @@ class AgentLink:
     wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
+def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: float) -> list[AgentSilent]:
+    """The agents that have not beaten for a while.
+
+    Args:
+        stalled_seconds: how long we ourselves stood still (a paused machine, no CPU for us; seen: 52 s on a machine with
+            a load of 20). That silence is ours, since the beats wait in our socket: it is not held against the agents.
+    """
+    if stalled_seconds > CLOCK_SECONDS:
+        for link in links.values():
+            link.last_beat += stalled_seconds
+    return [
+        AgentSilent(name, now - link.last_beat)
+        for name, link in links.items()
+        if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS
+    ]
+
+
 class Controller:
     """One deployment's loop. All decisions are the state machine's."""
 
@@ -69,9 +80,9 @@ class Controller:
         self.engine_key = secrets.token_urlsafe(32)
         self.api_key = places.api_key.read_text().strip()
         run_dir = f"/tmp/longspan-{self.mark}"
-        paths = steps.Paths(run_dir, str(places.gateway_config))
+        paths = Paths(run_dir, str(places.gateway_config))
         self.paths = paths
-        self.machine = steps.Steps(
+        self.machine = Steps(
             spec=spec,
             paths=paths,
             mark=self.mark,
@@ -126,16 +137,16 @@ class Controller:
         """Carries out what the state machine decided."""
         for action in actions:
             match action:
-                case steps.StartAgents():
+                case StartAgents():
                     for name in self.machine.agents:
                         self._spawn(self._start_agent(name))
-                case steps.Start(node, _) | steps.Call(_, node, _, _) | steps.StopAll(node):
+                case Start(node, _) | Call(_, node, _, _) | StopAll(node):
                     link = self.links[node]
                     link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
                     link.wake.set()
                 case Ask():
                     self._spawn(self._ask(action))
-                case steps.SetGateway(state, reason):
+                case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
                         write_private(self.places.gateway_config, self._gateway_toml(state, reason))
@@ -153,7 +164,7 @@ class Controller:
             listen=self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
             model=self.spec.served_name,
-            url=self.machine.engine_url,
+            url=self.machine.group.engine_url if self.machine.group else "",
             upstream_key_file=str(self.places.engine_key),
             state=state,
             reason=reason,
@@ -190,17 +201,10 @@ class Controller:
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             now = time.monotonic()
-            # When we ourselves stood still (a paused machine, no CPU for us), the agents' silence is ours: their beats
-            # wait in our socket. Seen: 52 s on a machine with a load of 20.
-            stalled = now - last - CLOCK_SECONDS
+            for event in silences(self.links, now=now, stalled_seconds=now - last - CLOCK_SECONDS):
+                await self.feed(event)
             last = now
-            if stalled > CLOCK_SECONDS:
-                for link in self.links.values():
-                    link.last_beat += stalled
-            for name, link in self.links.items():
-                if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS:
-                    await self.feed(AgentSilent(name, now - link.last_beat))
-            await self.feed(steps.Tick())
+            await self.feed(Tick())
 
     # ---- HTTP
     def _authorised(self, request: web.Request, key: str) -> None:
