@@ -225,7 +225,9 @@ class SshHost:
     def open(self, argv: Sequence[str]) -> Conversation:
         """See `Host.open`. A host that falls silent is noticed within half a minute."""
         words = self.argv(argv)
-        return Conversation([words[0], "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3", *words[1:]])
+        return Conversation(
+            [words[0], "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3", *words[1:]]
+        )
 
 
 @dataclass(slots=True)

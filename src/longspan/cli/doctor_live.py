@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from longspan.cli import control
+from longspan.daemon.launch_store import LaunchStore
 from longspan.daemon.places import Places
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor.collect import diagnose
@@ -81,8 +82,7 @@ def connected(
 ) -> tuple[list[Finding], list[Change]]:
     """Findings with the plan's names and what changed since the last good launch, and all those changes."""
     facts = {node["name"]: node["facts"] for node in status.get("nodes", ())}
-    good = {key: str(value) for key, value in _document(places.last_good).items()}
-    changes = changes_since(good, spec, facts)
+    changes = changes_since(LaunchStore(places.launches).last_good(), spec, facts, places.checked())
     return with_difference(with_ranks(findings, plan_names(spec, facts)), changes), changes
 
 

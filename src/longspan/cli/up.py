@@ -7,14 +7,17 @@ from typing import Any
 
 import click
 
-from longspan.cli import control
+from longspan.cli import control, preflighting
 from longspan.cli.keys import ensure_api_key
-from longspan.cli.prepare import check_port, check_room, prepare
+from longspan.cli.prepare import check_port, check_room, prepare, read_cluster
 from longspan.cli.request import Request
-from longspan.daemon.places import Places
+from longspan.daemon.launch_store import LaunchStore
+from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec
+from longspan.doctor.launches import changes_since, recorded
 from longspan.errors import (
     CapacityError,
+    CheckError,
     DeploymentExistsError,
     HostError,
     LaunchError,
@@ -112,6 +115,9 @@ def command(
     if orphaned := places.record():
         click.echo("The last controller died; ending what it left …", err=True)
         control.end_by_mark(places, orphaned)
+    places.preflight.unlink(missing_ok=True)
+    if cluster is not None:
+        spec = _preflight(spec, cluster, places)
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
@@ -122,6 +128,35 @@ def command(
         raise _failure(status)
     _announce(status, key if new_key else None, as_json)
     return 0
+
+
+def _preflight(spec: DeploymentSpec, cluster: Path, places: Places) -> DeploymentSpec:
+    """The fast part of `longspan check`: warnings are shown, an error ends the launch, what was seen is kept.
+
+    Returns:
+        the deployment with each node's compiled environment, and the device that the nodes have.
+
+    Raises:
+        CheckError: an error was found; with what differs from the last launch that served.
+    """
+    hosts = read_cluster(cluster)
+    checked = preflighting.before_launch(spec, hosts, lambda text: click.echo(f"  check: {text}", err=True))
+    record = preflighting.record_of(checked)
+    write_private(places.preflight, json.dumps(record))
+    for finding in checked.findings:
+        click.echo(f"  {finding.severity}: {finding.summary} {finding.remedy}", err=True)
+    click.echo(f"  check: {preflighting.summary(checked)}", err=True)
+    try:
+        preflighting.refuse_errors(checked)
+    except CheckError as error:
+        store = LaunchStore(places.launches)
+        changes = changes_since(store.last_good(), spec, {}, record["nodes"])
+        store.begin(recorded(spec, {}, record["nodes"]), "refused", error.what)
+        if changes:
+            told = "\n".join(f"    {what}: {then} -> {now}" for what, then, now in changes)
+            error.remedy += f"\n  Changed since the last good launch:\n{told}"
+        raise
+    return preflighting.complete(spec, checked.scene)
 
 
 def _controller_host(spec: DeploymentSpec) -> str:

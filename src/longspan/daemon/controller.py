@@ -19,12 +19,14 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from longspan.daemon import asking, gateway_config, starting, status
+from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
@@ -100,6 +102,9 @@ class Controller:
         self.tasks: set[asyncio.Task[None]] = set()
         self.gone = asyncio.Event()
         self.history = places.history.open("w")
+        self.launch_log = LaunchLog(LaunchStore(places.launches))
+        self.checked = places.checked()
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="launch-log")
 
     # ---- the loop
     async def feed(self, event: Event) -> None:
@@ -119,19 +124,22 @@ class Controller:
         self.perform(actions)
         if self.machine.phase != before:
             self.history.flush()
-            if self.machine.phase == "serving":
-                self._remember_good()
+            self._note()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
             self.version += 1
             self.changed.notify_all()
 
-    def _remember_good(self) -> None:
-        """Keeps what this launch was made of for the doctor; a full disk must not end what serves."""
-        with contextlib.suppress(OSError):
-            document = launches.recorded(self.spec, self.machine.facts)
-            write_private(self.places.last_good, json.dumps(document))
+    def _note(self) -> None:
+        """Keeps what this launch is made of and how far it came, for the doctor."""
+        failure = self.machine.failure.what if self.machine.failure else ""
+        made_of = launches.recorded(self.spec, self.machine.facts, self.checked)
+        self.writer.submit(self.launch_log.note, self.machine.phase, made_of, failure)
+
+    async def noted(self) -> None:
+        """Waits until the launch record holds what was noted so far."""
+        await asyncio.wrap_future(self.writer.submit(lambda: None))
 
     def perform(self, actions: list[Action]) -> None:
         """Carries out what the state machine decided."""
@@ -171,7 +179,8 @@ class Controller:
         )
 
     async def _start_agent(self, name: str) -> None:
-        node = next((node for node in self.spec.nodes if node.name == name), None)
+        every = (*self.spec.nodes, *self.spec.ray_nodes())
+        node = next((node for node in every if node.name == name), None)
         config = {
             "name": name,
             "controller_url": self.url,
@@ -305,11 +314,14 @@ class Controller:
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)
+        self._note()
         self.perform(self.machine.begin(time.monotonic()))
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
+        await self.noted()
+        self.writer.shutdown()
         await asyncio.sleep(1.5)  # whoever watches sees the end
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)

@@ -72,9 +72,22 @@ class Places:
         return self.root / "last-status.json"
 
     @property
-    def last_good(self) -> Path:
-        """What the last launch that served was made of, flat; the doctor compares a failed one with it."""
-        return self.root / "last-good.json"
+    def launches(self) -> Path:
+        """The record of every launch (`launch_store`); the doctor compares a failed one with the last good one."""
+        return self.root / "launches.sqlite3"
+
+    @property
+    def preflight(self) -> Path:
+        """What the pre-flight of the last `up` found; absent where there was none."""
+        return self.root / "preflight.json"
+
+    def checked(self) -> dict[str, dict[str, str]]:
+        """Node -> what that pre-flight found there; empty where there was none."""
+        try:
+            found: dict[str, dict[str, str]] = json.loads(self.preflight.read_text())["nodes"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
+        return found
 
     @property
     def history(self) -> Path:

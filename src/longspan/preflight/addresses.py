@@ -19,7 +19,12 @@ def why_unreachable(address: str) -> str:
     if found.is_unspecified:
         return "the address of no host"
     return next(
-        (name for net, name in _PRIVATE_BRIDGES.items() if found.version == 4 and found in ipaddress.ip_network(net)), ""
+        (
+            name
+            for net, name in _PRIVATE_BRIDGES.items()
+            if found.version == 4 and found in ipaddress.ip_network(net)
+        ),
+        "",
     )
 
 

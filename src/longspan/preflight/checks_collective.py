@@ -35,7 +35,9 @@ def correct(scene: Scene) -> Outcome:
     failed = [group for group in scene.groups if not group.ok]
     if not failed:
         largest = max(scene.groups, key=lambda group: len(group.nodes))
-        return Outcome(seen=f"{len(scene.groups)} groups with {largest.backend}, up to {len(largest.nodes)} nodes")
+        return Outcome(
+            seen=f"{len(scene.groups)} groups with {largest.backend}, up to {len(largest.nodes)} nodes"
+        )
     worst = min(failed, key=lambda group: len(group.nodes))
     said = {**worst.errors, **worst.wrong}
     who, what = next(((name, said[name]) for name in names if name in said), next(iter(said.items())))
@@ -50,7 +52,19 @@ def correct(scene: Scene) -> Outcome:
         if worst.wrong
         else f"Look at the NIC that was used ({nics}): its link, its firewall, its route to the peers."
     )
-    return Outcome((finding(together(list(names)), "error", cause, summary, remedy, where="torch.distributed", evidence=what),))
+    return Outcome(
+        (
+            finding(
+                together(list(names)),
+                "error",
+                cause,
+                summary,
+                remedy,
+                where="torch.distributed",
+                evidence=what,
+            ),
+        )
+    )
 
 
 def _nic(scene: Scene, name: str) -> str:
@@ -81,15 +95,15 @@ def rate(scene: Scene) -> Outcome:
             )  # fmt: skip
     rates = sorted(group.bus_bytes_per_second for group in pairs)
     median = rates[len(rates) // 2]
-    for group in pairs if len(pairs) > 2 else ():
-        if group.backend == "nccl" and group.bus_bytes_per_second < SLOW_SHARE * median:
-            found.append(
-                finding(
-                    " and ".join(group.nodes), "warning", "pair-slow",
-                    f"{' and '.join(group.nodes)} reach {_gb(group.bus_bytes_per_second)}, the median pair {_gb(median)}.",
-                    "Compare their NICs, cables and switch ports.", where="all_reduce", evidence=f"{group.bus_bytes_per_second:.0f} bytes/s",
-                )
-            )  # fmt: skip
+    found += [
+        finding(
+            " and ".join(group.nodes), "warning", "pair-slow",
+            f"{' and '.join(group.nodes)} reach {_gb(group.bus_bytes_per_second)}, the median pair {_gb(median)}.",
+            "Compare their NICs, cables and switch ports.", where="all_reduce", evidence=f"{group.bus_bytes_per_second:.0f} bytes/s",
+        )
+        for group in pairs
+        if len(pairs) > 2 and group.backend == "nccl" and group.bus_bytes_per_second < SLOW_SHARE * median
+    ]  # fmt: skip
     latency = min(group.latency_seconds for group in pairs)
     what = f"{_gb(rates[0])} to {_gb(rates[-1])}" if len(rates) > 1 else _gb(rates[0])
     return Outcome(tuple(found), seen=f"bus {what}, latency from {latency * 1e6:.0f} µs ({pairs[0].backend})")

@@ -15,16 +15,18 @@ _OWN = {*COMPILED, "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "CUDA_VISIBLE_DEVICES"
 _DIFFER = ("NCCL_", "GLOO_", "VLLM_", "UCX_", "TORCH_NCCL_", "PYTORCH_", "NVSHMEM_")
 
 
-def _same(what: str, cause: str, severity: Severity, value: Callable[[NodeFacts], str], remedy: str, why: str) -> Callable[[Scene], Outcome]:
+def _same(
+    what: str, cause: str, severity: Severity, value: Callable[[NodeFacts], str], remedy: str, why: str
+) -> Callable[[Scene], Outcome]:
     """A check that a value is the same on all nodes that have one."""
 
     def judge(scene: Scene) -> Outcome:
-        values = {node.name: found for node in scene.answering if (found := value(node))}
+        values = {node.name: told for node in scene.answering if (told := value(node))}
         if not values:
             return Outcome(skipped=f"no node has {what}")
         odd = minority(values)
         common = majority(values)
-        others = [name for name, found in values.items() if found == common]
+        others = [name for name, told in values.items() if told == common]
         found = tuple(
             finding(
                 name, severity, cause, f"{name} has {what} {here}, {together(others)} {'has' if len(others) == 1 else 'have'} {common}: {why}.",
@@ -40,7 +42,9 @@ def _same(what: str, cause: str, severity: Severity, value: Callable[[NodeFacts]
 def environment_equal(scene: Scene) -> Outcome:
     """Variables that must be the same on all ranks are; those that differ by node for good reason are left out."""
     found = []
-    names = {key for node in scene.answering for key in node.env if key.startswith(_DIFFER) and key not in _OWN}
+    names = {
+        key for node in scene.answering for key in node.env if key.startswith(_DIFFER) and key not in _OWN
+    }
     for name in sorted(names):
         values = {node.name: node.env.get(name, "(not set)") for node in scene.answering}
         for node, here in minority(values).items():
@@ -159,24 +163,34 @@ def model_copies(scene: Scene) -> Outcome:
                     "Copy the model there, or mount the same file system at the same path on every node.", where=scene.model, evidence="no such directory",
                 )
             )  # fmt: skip
-        for what, files in (("missing", node.model.get("missing", ())), ("damaged", node.model.get("damaged", ()))):
+        for what, files in (
+            ("missing", node.model.get("missing", ())),
+            ("damaged", node.model.get("damaged", ())),
+        ):
             if files:
                 told = together(list(files))
                 found.append(
                     finding(
                         node.name, "error", f"model-files-{what}",
                         f"{told} of {scene.model} on {node.name} {'is not there, though the index names it' if what == 'missing' else 'has no whole safetensors header, or another size than it says'}.",
-                        "Copy the file again from where the others have it.", where=scene.model, evidence=told,
+                        "Copy the file again from where the others have it.", where=str(scene.model), evidence=told,
                     )
                 )  # fmt: skip
     there = {node.name: node for node in nodes if node.model["there"]}
     found += _other_files(scene, there)
     total = max((sum(node.model["files"].values()) for node in there.values()), default=0)
-    return Outcome(tuple(found), unknown(scene.workers, "model"), f"the same files on {len(there)} nodes, {format_bytes(total)}")
+    return Outcome(
+        tuple(found),
+        unknown(scene.workers, "model"),
+        f"the same files on {len(there)} nodes, {format_bytes(total)}",
+    )
 
 
 def _other_files(scene: Scene, there: Mapping[str, NodeFacts]) -> list[Finding]:
-    texts = {name: repr(sorted(node.model["files"].items())) + str(node.model["config"]) for name, node in there.items()}
+    texts = {
+        name: repr(sorted(node.model["files"].items())) + str(node.model["config"])
+        for name, node in there.items()
+    }
     odd = minority(texts)
     if not odd:
         return []
@@ -184,12 +198,14 @@ def _other_files(scene: Scene, there: Mapping[str, NodeFacts]) -> list[Finding]:
     found = []
     for name in odd:
         here, others = there[name].model["files"], like.model["files"]
-        differ = sorted(file for file in here.keys() | others.keys() if here.get(file) != others.get(file)) or ["config.json"]
+        differ = sorted(
+            file for file in here.keys() | others.keys() if here.get(file) != others.get(file)
+        ) or ["config.json"]
         told = f"{differ[0]} is {here.get(differ[0], 'not there')}, on {like.name} {others.get(differ[0], 'not there')} (bytes)"
         found.append(
             finding(
                 name, "error", "model-copies-differ", f"{scene.model} on {name} differs from the copy on {like.name} in {together(differ)}.",
-                "Copy it again from one place; after that `up` compares digests.", where=scene.model, evidence=told,
+                "Copy it again from one place; after that `up` compares digests.", where=str(scene.model), evidence=told,
             )
         )  # fmt: skip
     return found
@@ -200,7 +216,11 @@ def hub_access(scene: Scene) -> Outcome:
     if not scene.model or scene.model.startswith("/"):
         return Outcome(skipped="the model is a directory" if scene.model else "no model was named")
     found = []
-    said = {401: "its token is wrong or missing", 403: "its user has not accepted the model's licence", 404: "there is no such model, or it is private"}
+    said = {
+        401: "its token is wrong or missing",
+        403: "its user has not accepted the model's licence",
+        404: "there is no such model, or it is private",
+    }
     for node in scene.workers:
         if not node.hub or node.hub.get("cached"):
             continue
@@ -210,7 +230,9 @@ def hub_access(scene: Scene) -> Outcome:
         elif status == 200:
             continue
         else:
-            reason = said.get(status or 0, f"the hub answers {status}" if status else f"the hub cannot be reached ({error})")
+            reason = said.get(
+                status or 0, f"the hub answers {status}" if status else f"the hub cannot be reached ({error})"
+            )
         found.append(
             finding(
                 node.name, "error", "hub-access", f"{node.name} cannot fetch {scene.model}: {reason}.",

@@ -30,7 +30,9 @@ def count(scene: Scene) -> Outcome:
                     where="nvidia-smi", evidence=node.unknown.get("gpus", f"{len(node.gpus)} lines"),
                 )
             )  # fmt: skip
-    kinds = {node.name: ", ".join(sorted({gpu.name for gpu in node.gpus})) for node in scene.workers if node.gpus}
+    kinds = {
+        node.name: ", ".join(sorted({gpu.name for gpu in node.gpus})) for node in scene.workers if node.gpus
+    }
     for name, here in minority(kinds).items():
         found.append(
             finding(
@@ -48,7 +50,10 @@ def free_memory(scene: Scene) -> Outcome:
     for node in scene.workers:
         busy = [gpu for gpu in node.gpus if gpu.used_bytes > IDLE_BYTES]
         if busy:
-            told = ", ".join(f"GPU {gpu.index}: {format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)}" for gpu in busy[:4])
+            told = ", ".join(
+                f"GPU {gpu.index}: {format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)}"
+                for gpu in busy[:4]
+            )
             uuids = {gpu.uuid for gpu in busy}
             pids = [str(pid) for pid, uuid in node.gpu_processes if uuid in uuids]
             found.append(
@@ -106,14 +111,14 @@ def driver(scene: Scene) -> Outcome:
                 )
             )  # fmt: skip
         archs = set(node.torch.get("archs", ()))
-        for capability in sorted({gpu.capability for gpu in node.gpus}):
-            if archs and not _covered(capability, archs):
-                found.append(
-                    finding(
-                        node.name, "error", "arch-not-covered", f"torch on {node.name} has no code for compute capability {capability}.",
-                        "Install a build that covers it.", where="torch.cuda.get_arch_list()", evidence=", ".join(sorted(archs)),
-                    )
-                )  # fmt: skip
+        found += [
+            finding(
+                node.name, "error", "arch-not-covered", f"torch on {node.name} has no code for compute capability {capability}.",
+                "Install a build that covers it.", where="torch.cuda.get_arch_list()", evidence=", ".join(sorted(archs)),
+            )
+            for capability in sorted({gpu.capability for gpu in node.gpus})
+            if archs and not _covered(capability, archs)
+        ]  # fmt: skip
     drivers = {node.name: node.gpus[0].driver for node in scene.workers if node.gpus}
     for name, here in minority(drivers).items():
         found.append(

@@ -1,6 +1,6 @@
 """Checks of each node's NICs, routes, names and RDMA ports."""
 
-from longspan.finding import Finding
+from longspan.finding import Finding, Severity
 from longspan.preflight.addresses import is_same_address, why_unreachable
 from longspan.preflight.check import Check, Outcome, finding, majority, minority, together, unknown
 from longspan.preflight.environment import NIC_VARIABLES, gid_index, rdma_of_all, usable_ports
@@ -48,7 +48,9 @@ def nic_carries_address(scene: Scene) -> Outcome:
                     f"`ip link set {nic.name} up`, and check the cable and the switch's port.", where="ip address", evidence=own,
                 )
             )  # fmt: skip
-    return Outcome(tuple(found), unknown(scene.answering, "addresses"), "each NIC up, with the node's address")
+    return Outcome(
+        tuple(found), unknown(scene.answering, "addresses"), "each NIC up, with the node's address"
+    )
 
 
 def nic_names(scene: Scene) -> Outcome:
@@ -90,24 +92,32 @@ def routes(scene: Scene) -> Outcome:
             if route.error:
                 bad.setdefault(("route-missing", f"no route ({route.error})"), []).append(peer.name)
             elif carrier and route.nic not in (carrier.name, "lo"):
-                bad.setdefault(("route-other-nic", f"{route.nic} and not {carrier.name}"), []).append(peer.name)
+                bad.setdefault(("route-other-nic", f"{route.nic} and not {carrier.name}"), []).append(
+                    peer.name
+                )
             elif route.source and not is_same_address(route.source, node.address) and route.nic != "lo":
                 bad.setdefault(("route-other-source", f"source address {route.source}"), []).append(peer.name)
         found += [_route_finding(node, cause, what, peers) for (cause, what), peers in bad.items()]
-    return Outcome(tuple(found), unknown(scene.answering, "routes"), "each peer over the NIC with the node's address")
+    return Outcome(
+        tuple(found), unknown(scene.answering, "routes"), "each peer over the NIC with the node's address"
+    )
 
 
 def _route_finding(node: NodeFacts, cause: str, what: str, peers: list[str]) -> Finding:
-    told = {
-        "route-missing": (f"{node.name} has no way to {together(peers)}: {what}.",
-                          "Add the route or the address that is missing: `ip route get PEER` shows the kernel's choice."),
-        "route-other-nic": (f"{node.name} reaches {together(peers)} over {what}, which carries {node.address}: NCCL and Ray would use"
-                            " different networks.", "Give the address of that network in the cluster file, or correct the route."),
-        "route-other-source": (f"{node.name} reaches {together(peers)} with the {what} and not its own {node.address}, so peers see another host.",
-                               "Correct the order of addresses on that NIC, or the address in the cluster file."),
-    }[cause]  # fmt: skip
-    severity = "error" if cause == "route-missing" else "warning"
-    return finding(node.name, severity, cause, told[0], told[1], where="ip route get", evidence=what)  # type: ignore[arg-type]
+    many = together(peers)
+    if cause == "route-missing":
+        told = f"{node.name} has no way to {many}: {what}."
+        remedy = (
+            "Add the route or the address that is missing: `ip route get PEER` shows the kernel's choice."
+        )
+    elif cause == "route-other-nic":
+        told = f"{node.name} reaches {many} over {what}, which carries {node.address}: NCCL and Ray would use different networks."
+        remedy = "Give the address of that network in the cluster file, or correct the route."
+    else:
+        told = f"{node.name} reaches {many} with the {what} and not its own {node.address}, so peers see another host."
+        remedy = "Correct the order of addresses on that NIC, or the address in the cluster file."
+    severity: Severity = "error" if cause == "route-missing" else "warning"
+    return finding(node.name, severity, cause, told, remedy, where="ip route get", evidence=what)
 
 
 def host_names(scene: Scene) -> Outcome:
@@ -135,7 +145,11 @@ def host_names(scene: Scene) -> Outcome:
                     f"Add `{node.address} {node.hostname}` to /etc/hosts on {node.name}.", where="getaddrinfo", evidence=node.hostname,
                 )
             )  # fmt: skip
-    return Outcome(tuple(found), unknown(scene.answering, "names"), "each host's own name leads to an address that others reach")
+    return Outcome(
+        tuple(found),
+        unknown(scene.answering, "names"),
+        "each host's own name leads to an address that others reach",
+    )
 
 
 def rdma_ports(scene: Scene) -> Outcome:
@@ -154,7 +168,11 @@ def rdma_ports(scene: Scene) -> Outcome:
             )
         )  # fmt: skip
     ports = {name: usable_ports(scene.want(name), node) for name, node in said.items()}
-    shapes = {name: f"{len(all_)} port(s) of {all_[0].rate_bits_per_second / 1e9:g} Gbit/s" for name, all_ in ports.items() if all_}
+    shapes = {
+        name: f"{len(all_)} port(s) of {all_[0].rate_bits_per_second / 1e9:g} Gbit/s"
+        for name, all_ in ports.items()
+        if all_
+    }
     for name, here in minority(shapes).items():
         found.append(
             finding(

@@ -1,6 +1,6 @@
 """Checks that look at each node by itself: reachable, installed, with the limits, memory and disk that ranks need."""
 
-from longspan.finding import Finding
+from longspan.finding import Finding, Severity
 from longspan.preflight.check import Check, Outcome, finding, together, unknown
 from longspan.preflight.facts import NodeFacts
 from longspan.preflight.scene import Scene
@@ -23,7 +23,15 @@ def reachable(scene: Scene) -> Outcome:
         if node.refused is not None:
             cause, what, remedy = node.refused
             found.append(
-                finding(node.name, "error", cause, f"{node.name} cannot be used: {what}.", remedy, where="ssh", evidence=what)
+                finding(
+                    node.name,
+                    "error",
+                    cause,
+                    f"{node.name} cannot be used: {what}.",
+                    remedy,
+                    where="ssh",
+                    evidence=what,
+                )
             )
     return Outcome(tuple(found), seen=f"{len(scene.answering)} of {len(scene.nodes)} nodes answer")
 
@@ -46,7 +54,11 @@ def installed(scene: Scene) -> Outcome:
                     where="importlib.metadata", evidence=", ".join(f"{k} {v}" for k, v in node.packages.items()) or "nothing found",
                 )
             )  # fmt: skip
-    return Outcome(tuple(found), unknown(scene.answering, "packages"), "Longspan, Ray and vLLM on every node that needs them")
+    return Outcome(
+        tuple(found),
+        unknown(scene.answering, "packages"),
+        "Longspan, Ray and vLLM on every node that needs them",
+    )
 
 
 def open_files(scene: Scene) -> Outcome:
@@ -167,7 +179,7 @@ def disk(scene: Scene) -> Outcome:
     for node in scene.answering:
         temp = node.disks.get("tmp")
         if temp and temp["free"] < max(DISK_LEAST_BYTES, 0.05 * temp["total"]):
-            severity = "error" if temp["free"] < DISK_LEAST_BYTES else "warning"
+            severity: Severity = "error" if temp["free"] < DISK_LEAST_BYTES else "warning"
             found.append(
                 finding(
                     node.name, severity, "disk-full",
@@ -194,7 +206,11 @@ def leftovers(scene: Scene) -> Outcome:
     """Engines and Rays that run already share ports, memory and GPUs with ours."""
     found = []
     for node in scene.answering:
-        kinds = [(pid, name) for pid, name in node.processes if scene.own_ray or not name.startswith(("raylet", "gcs", "ray::"))]
+        kinds = [
+            (pid, name)
+            for pid, name in node.processes
+            if scene.own_ray or not name.startswith(("raylet", "gcs", "ray::"))
+        ]
         if kinds:
             told = ", ".join(f"{name} (pid {pid})" for pid, name in kinds[:6])
             found.append(
@@ -213,11 +229,10 @@ def own_ports(scene: Scene) -> Outcome:
     if not scene.own_ray or scene.ray_ports == (0, 0):
         return Outcome(skipped="Longspan starts no Ray on fixed ports here")
     first, last = scene.ray_ports
-    found = []
+    found: list[Finding] = []
     for node in scene.answering:
         held = [one for one in node.ports_held if first <= one.port <= last]
-        for one in held[:3]:
-            found.append(_held(node, one.port, one.holder or "another user's process", scene))
+        found += [_held(node, one.port, one.holder or "another user's process", scene) for one in held[:3]]
     return Outcome(tuple(found), unknown(scene.answering, "listeners"), f"{first} to {last} are free")
 
 

@@ -35,13 +35,19 @@ def _blocked_everywhere(scene: Scene, bad: dict[tuple[str, str], list[PortTrial]
     found = []
     names = [node.name for node in scene.answering]
     for target in names:
-        sources = [name for name in names if name != target and any(p.source == name and p.target == target for p in scene.pairs)]
+        sources = [
+            name
+            for name in names
+            if name != target and any(p.source == name and p.target == target for p in scene.pairs)
+        ]
         if len(sources) < 2 or any((source, target) not in bad for source in sources):
             continue
         common = set.intersection(*({trial.port for trial in bad[source, target]} for source in sources))
         if common:
             trials = [trial for trial in bad[sources[0], target] if trial.port in common]
-            found.append(_finding(scene, target, f"{target} is not reached by {together(sources)}", trials, target))
+            found.append(
+                _finding(scene, target, f"{target} is not reached by {together(sources)}", trials, target)
+            )
     return found
 
 
@@ -54,7 +60,10 @@ def _finding(scene: Scene, subject: str, what: str, failed: Sequence[PortTrial],
     first, last = scene.ray_ports
     fixed = [trial.port for trial in failed if first <= trial.port <= last]
     random = [trial.port for trial in failed if trial.port not in fixed]
-    parts = [f"Ray's port{'s' if len(fixed) > 1 else ''} {_list(fixed)}" if fixed else "", f"ephemeral ports such as {random[0]}" if random else ""]
+    parts = [
+        f"Ray's port{'s' if len(fixed) > 1 else ''} {_list(fixed)}" if fixed else "",
+        f"ephemeral ports such as {random[0]}" if random else "",
+    ]
     which = " and ".join(filter(None, parts))
     silent = all("no answer" in trial.error for trial in failed)
     nic = next((node.nic_of(node.address) for node in scene.nodes if node.name == target), None)
@@ -88,7 +97,11 @@ def data(scene: Scene) -> Outcome:
     for pair in scene.pairs:
         stuck = [trial for trial in pair.ports if trial.error and trial.stage == "data"]
         if stuck:
-            smaller = f" Packets up to {pair.mtu} bytes pass, the NIC sends {pair.nic_mtu}." if 0 < pair.mtu < pair.nic_mtu else ""
+            smaller = (
+                f" Packets up to {pair.mtu} bytes pass, the NIC sends {pair.nic_mtu}."
+                if 0 < pair.mtu < pair.nic_mtu
+                else ""
+            )
             found.append(
                 finding(
                     pair.target, "error", "data-stuck",
@@ -129,7 +142,11 @@ def translation(scene: Scene) -> Outcome:
     found = []
     for pair in scene.pairs:
         own = scene.want(pair.source).address
-        seen = {trial.peer_seen for trial in pair.ports if trial.peer_seen and not is_same_address(trial.peer_seen, own)}
+        seen = {
+            trial.peer_seen
+            for trial in pair.ports
+            if trial.peer_seen and not is_same_address(trial.peer_seen, own)
+        }
         if seen:
             found.append(
                 finding(

@@ -4,7 +4,7 @@ Started by `node` with the environment that the engine's rank will have; joins o
 is told on standard input. torch is imported once, on the first request.
 """
 
-import datetime
+import datetime as dt
 import json
 import os
 import statistics
@@ -43,7 +43,7 @@ def join(request: dict[str, Any]) -> dict[str, Any]:
     import torch.distributed as dist
 
     rank, world = request["rank"], request["world"]
-    limit = datetime.timedelta(seconds=request["seconds"])
+    limit = dt.timedelta(seconds=request["seconds"])
     host, port = request["store"]
     store = dist.TCPStore(host, port, world, rank == 0, timeout=limit, wait_for_workers=False)
     begun = time.monotonic()
@@ -52,11 +52,8 @@ def join(request: dict[str, Any]) -> dict[str, Any]:
         device = torch.device("cuda" if request["backend"] == "nccl" else "cpu")
         wrong = _wrong(dist, torch, device, rank, world)
         formed = time.monotonic() - begun
-        small = [_timed(torch, device, lambda: dist.all_reduce(one)) for one in _tensors(torch, device, 8, SMALL_REPEATS)]
-        large = [
-            _timed(torch, device, lambda: dist.all_reduce(one))
-            for one in _tensors(torch, device, request["bytes"], LARGE_REPEATS)
-        ]
+        small = _times(torch, device, 8, SMALL_REPEATS, dist.all_reduce)
+        large = _times(torch, device, request["bytes"], LARGE_REPEATS, dist.all_reduce)
         told = {
             "correct": not wrong,
             "wrong": wrong,
@@ -74,10 +71,10 @@ def join(request: dict[str, Any]) -> dict[str, Any]:
         dist.destroy_process_group()
 
 
-def _tensors(torch: Any, device: Any, count: int, repeats: int) -> Any:
-    """One tensor, given out `repeats` times after a warm-up's worth."""
+def _times(torch: Any, device: Any, count: int, repeats: int, call: Any) -> list[float]:
+    """Seconds of each call on one float32 tensor of `count` bytes."""
     tensor = torch.ones(max(1, count // 4), dtype=torch.float32, device=device)
-    return [tensor] * repeats
+    return [_timed(torch, device, lambda: call(tensor)) for _ in range(repeats)]
 
 
 def _timed(torch: Any, device: Any, call: Any) -> float:
@@ -107,7 +104,9 @@ def _wrong(dist: Any, torch: Any, device: Any, rank: int, world: int) -> str:
     token = torch.tensor([rank], dtype=torch.int64, device=device)
     got = torch.empty_like(token)
     before, after = (rank - 1) % world, (rank + 1) % world
-    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, token, after), dist.P2POp(dist.irecv, got, before)])
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, token, after), dist.P2POp(dist.irecv, got, before)]
+    )
     for work in works:
         work.wait()
     return "" if int(got) == before else f"rank {before} sent {before}, {int(got)} came"
@@ -125,10 +124,8 @@ def _hops(dist: Any, torch: Any, device: Any, rank: int, count: int) -> dict[str
             dist.recv(tensor, peer)
             dist.send(tensor, peer)
 
-    small = [_timed(torch, device, lambda: there_and_back(one)) for one in _tensors(torch, device, 8, SMALL_REPEATS)]
-    large = [
-        _timed(torch, device, lambda: there_and_back(one)) for one in _tensors(torch, device, count, LARGE_REPEATS)
-    ]
+    small = _times(torch, device, 8, SMALL_REPEATS, there_and_back)
+    large = _times(torch, device, count, LARGE_REPEATS, there_and_back)
     return {"hop_seconds": statistics.median(small) / 2, "hop_bytes_per_second": 2 * count / min(large)}
 
 

@@ -50,7 +50,9 @@ def _node(
         if variable in want.env:
             found[variable] = Setting(variable, want.env[variable], "set by you for this node", "user")
         elif node is not None and node.env.get(variable) and variable != "VLLM_HOST_IP":
-            found[variable] = Setting(variable, node.env[variable], "set in the node's own environment", "user")
+            found[variable] = Setting(
+                variable, node.env[variable], "set in the node's own environment", "user"
+            )
     return tuple(found[variable] for variable in COMPILED if variable in found)
 
 
@@ -67,7 +69,9 @@ def choose_nic(want: Wanted, node: NodeFacts, wanted: Sequence[Wanted]) -> tuple
     if want.interface:
         return want.interface, "named by the cluster file"
     carrier = node.nic_of(want.address)
-    ways = [node.routes[one.address] for one in wanted if one.name != want.name and one.address in node.routes]
+    ways = [
+        node.routes[one.address] for one in wanted if one.name != want.name and one.address in node.routes
+    ]
     used = Counter(way.nic for way in ways if way.nic)
     # Peers on the same machine are reached over lo, which is no way to the others.
     outward = Counter({nic: count for nic, count in used.items() if nic != "lo"})
@@ -111,15 +115,16 @@ class Rdma:
         if all(port.link_layer == "Ethernet" for port in ports):
             index = gid_index(ports)
             if index is not None:
-                found["NCCL_IB_GID_INDEX"] = (str(index), "the RoCE v2 entry with an IPv4 address on every port used")
+                found["NCCL_IB_GID_INDEX"] = (
+                    str(index),
+                    "the RoCE v2 entry with an IPv4 address on every port used",
+                )
         return found
 
 
 def gid_index(ports: Sequence[RdmaPort]) -> int | None:
     """The GID table's entry that is RoCE v2 over IPv4 on all of these ports; None where they have none in common."""
-    tables = [
-        {gid.index for gid in port.gids if "v2" in gid.type.lower() and gid.is_ipv4} for port in ports
-    ]
+    tables = [{gid.index for gid in port.gids if "v2" in gid.type.lower() and gid.is_ipv4} for port in ports]
     common = set.intersection(*tables) if tables else set()
     return min(common, default=None)
 
@@ -156,7 +161,9 @@ def rdma_of_all(wanted: Sequence[Wanted], said: Mapping[str, NodeFacts]) -> Rdma
     blocked = [name for name in ports if not _may_use(said[name])]
     if blocked:
         return Rdma(
-            {}, f"{', '.join(blocked)} has RDMA ports but not the library or /dev/infiniband, so all use sockets", mixed=True
+            {},
+            f"{', '.join(blocked)} has RDMA ports but not the library or /dev/infiniband, so all use sockets",
+            mixed=True,
         )
     kind = "InfiniBand" if layers == {"InfiniBand"} else "RoCE"
     return Rdma(ports, f"active {kind} ports of the highest rate", mixed=False)

@@ -93,7 +93,11 @@ def environment(_: dict[str, Any]) -> dict[str, str]:
 
 def limits(_: dict[str, Any]) -> dict[str, int]:
     """Soft limits of this user; -1 is unlimited."""
-    names = {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+    names = {
+        "memlock": resource.RLIMIT_MEMLOCK,
+        "nofile": resource.RLIMIT_NOFILE,
+        "nproc": resource.RLIMIT_NPROC,
+    }
     hard = {f"{name}_hard": resource.getrlimit(number)[1] for name, number in names.items()}
     return {name: resource.getrlimit(number)[0] for name, number in names.items()} | hard
 
@@ -160,27 +164,31 @@ def _mapped() -> set[str]:
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            found |= {line.split(None, 5)[5] for line in _text(entry / "maps").splitlines() if "/dev/shm/" in line}
+            found |= {
+                line.split(None, 5)[5] for line in _text(entry / "maps").splitlines() if "/dev/shm/" in line
+            }
     return found
 
 
 def processes(_: dict[str, Any]) -> list[dict[str, Any]]:
     """Engines and Rays that run here already, by program name only: arguments may hold secrets."""
     found = []
-    wanted = re.compile(r"^(VLLM::\S+|.*/(raylet|gcs_server)|raylet|gcs_server|ray::\S+|sglang\S*|text-generation\S*)$")
-    own_net = os.readlink("/proc/self/ns/net")
+    wanted = re.compile(
+        r"^(VLLM::\S+|.*/(raylet|gcs_server)|raylet|gcs_server|ray::\S+|sglang\S*|text-generation\S*)$"
+    )
+    own_net = Path("/proc/self/ns/net").readlink()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         title = _text(entry / "cmdline").split("\0")[0]
         if wanted.match(title.split(" ")[0]):
             try:
-                if os.readlink(entry / "ns" / "net") != own_net:
+                if (entry / "ns" / "net").readlink() != own_net:
                     continue  # another container or lab host
             except OSError:
                 continue
-            found.append({"pid": int(entry.name), "name": title.rsplit("/", 1)[-1].split(" ")[0]})
-    return sorted(found, key=lambda one: int(one["pid"]))[:50]
+            found.append((int(entry.name), title.rsplit("/", 1)[-1].split(" ")[0]))
+    return [{"pid": pid, "name": name} for pid, name in sorted(found)[:50]]
 
 
 def gpus(_: dict[str, Any]) -> str:
@@ -242,7 +250,9 @@ def ibv_devinfo(_: dict[str, Any]) -> str:
 
 def disks(request: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Free bytes where something will be written: /tmp, the hub's cache, and where the model lies."""
-    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
+    cache = (
+        os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
+    )
     wanted = {"tmp": Path("/tmp"), "hub cache": Path(cache)}
     if str(request.get("model") or "").startswith("/"):
         wanted["model"] = Path(request["model"])
@@ -262,7 +272,10 @@ def ray_token(request: dict[str, Any]) -> dict[str, str]:
         token = path.read_bytes().strip()
     except OSError:
         return {"mode": mode, "digest": ""}
-    return {"mode": mode, "digest": hmac.new(request["nonce"].encode(), token, hashlib.sha256).hexdigest()[:12]}
+    return {
+        "mode": mode,
+        "digest": hmac.new(request["nonce"].encode(), token, hashlib.sha256).hexdigest()[:12],
+    }
 
 
 def system(_: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,9 @@ def model(request: dict[str, Any]) -> dict[str, Any]:
         "files": files,
         "config": hashlib.sha256(config.read_bytes()).hexdigest()[:16] if config.is_file() else "",
         "missing": _missing(folder, files),
-        "damaged": [name for name in sorted(files) if name.endswith(".safetensors") and _damage(folder / name)],
+        "damaged": [
+            name for name in sorted(files) if name.endswith(".safetensors") and _damage(folder / name)
+        ],
     }
 
 

@@ -1,7 +1,6 @@
 """The network part of what a node says of itself. Standard library only; see `gather`."""
 
 import ipaddress
-import os
 import socket
 import subprocess
 from pathlib import Path
@@ -42,7 +41,10 @@ def nics(_: dict[str, Any]) -> dict[str, dict[str, str]]:
     for entry in sorted(_NET.iterdir()):
         told = {name: _text(entry / name) for name in ("mtu", "speed", "operstate")}
         driver = entry / "device" / "driver"
-        found[entry.name] = {**told, "driver": os.path.basename(os.readlink(driver)) if driver.is_symlink() else ""}  # noqa: PTH119
+        found[entry.name] = {
+            **told,
+            "driver": driver.readlink().name if driver.is_symlink() else "",
+        }
     return found
 
 
@@ -59,7 +61,10 @@ def names(_: dict[str, Any]) -> dict[str, Any]:
 def ephemeral(_: dict[str, Any]) -> dict[str, str]:
     """The range of ports that the kernel hands out, and those kept out of it."""
     folder = Path("/proc/sys/net/ipv4")
-    return {"range": _text(folder / "ip_local_port_range"), "reserved": _text(folder / "ip_local_reserved_ports")}
+    return {
+        "range": _text(folder / "ip_local_port_range"),
+        "reserved": _text(folder / "ip_local_reserved_ports"),
+    }
 
 
 def infiniband(_: dict[str, Any]) -> list[dict[str, Any]]:
@@ -109,7 +114,7 @@ def _holders(inodes: set[str]) -> dict[str, str]:
             continue
         try:
             for link in (process / "fd").iterdir():
-                target = os.readlink(link)
+                target = str(link.readlink())
                 if target.startswith("socket:[") and target[8:-1] in inodes:
                     found[target[8:-1]] = f"{_text(process / 'comm')} (pid {process.name})"
         except OSError:

@@ -1,6 +1,5 @@
 """The collective over sessions: pairs in rounds, then all nodes, then halves of what failed."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -56,7 +55,9 @@ class Collective:
         try:
             found: list[GroupResult] = []
             for number, pairs in enumerate(rounds(self.names), 1):
-                self.progress(f"all-reduce and send/receive, pairs, round {number} of {len(self.names) - 1 + len(self.names) % 2} …")
+                self.progress(
+                    f"all-reduce and send/receive, pairs, round {number} of {len(self.names) - 1 + len(self.names) % 2} …"
+                )
                 found += self._round([list(pair) for pair in pairs])
             if len(self.names) > 2 and all(group.ok for group in found):
                 self.progress(f"all-reduce over {len(self.names)} nodes …")
@@ -92,7 +93,11 @@ class Collective:
                 return f"{name}: {answer['lost']}"
             errors = [member["error"] for member in answer["members"] if "error" in member]
             if errors:
-                return f"torch is absent on {name}" if "No module named 'torch'" in errors[0] else f"{name}: {errors[0]}"
+                return (
+                    f"torch is absent on {name}"
+                    if "No module named 'torch'" in errors[0]
+                    else f"{name}: {errors[0]}"
+                )
             self.ports[name] = list(answer["ports"])
         return ""
 
@@ -114,7 +119,9 @@ class Collective:
                     rank += 1
                 jobs[name] = {"members": members, "seconds": 3 * OPERATION_SECONDS}
         asked = list(jobs)
-        answers = self.pool.map(lambda name: self._ask(name, "collective_run", 4 * OPERATION_SECONDS, **jobs[name]), asked)
+        answers = self.pool.map(
+            lambda name: self._ask(name, "collective_run", 4 * OPERATION_SECONDS, **jobs[name]), asked
+        )
         told = dict(zip(asked, answers, strict=True))
         return [read_group(group, self.backend, told) for group in groups]
 
@@ -164,8 +171,9 @@ def read_group(group: Sequence[str], backend: str, told: Mapping[str, Any]) -> G
 
 def describe(group: GroupResult) -> dict[str, Any]:
     """For `--json`."""
-    return json.loads(json.dumps({
-        "nodes": group.nodes, "backend": group.backend, "ok": group.ok, "errors": dict(group.errors), "wrong": dict(group.wrong),
-        "latency_seconds": group.latency_seconds, "bus_bytes_per_second": group.bus_bytes_per_second,
-        "hop_seconds": group.hop_seconds, "hop_bytes_per_second": group.hop_bytes_per_second,
-    }))  # type: ignore[no-any-return]  # fmt: skip
+    return {
+        "nodes": list(group.nodes), "backend": group.backend, "ok": group.ok, "errors": dict(group.errors),
+        "wrong": dict(group.wrong), "latency_seconds": group.latency_seconds,
+        "bus_bytes_per_second": group.bus_bytes_per_second, "hop_seconds": group.hop_seconds,
+        "hop_bytes_per_second": group.hop_bytes_per_second,
+    }  # fmt: skip

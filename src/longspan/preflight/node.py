@@ -4,6 +4,8 @@ It is sent to the node as text (see `remote`), so that a bare host needs only Py
 a check that is killed leaves nothing behind. Standard library only.
 """
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import socket
@@ -30,9 +32,12 @@ class Members:
         self.request = request
         for local in range(request["count"]):
             self._spawn(local)
-        answers = [self._ask(local, {"do": "hello"}, request["seconds"]) for local in list(self.children)]
+        answers = self._ask_all([(local, {"do": "hello"}) for local in self.children], request["seconds"])
         ports = []
-        held = [socket.socket(trial.family(request["address"]), socket.SOCK_STREAM) for _ in range(request["ports"])]
+        held = [
+            socket.socket(trial.family(request["address"]), socket.SOCK_STREAM)
+            for _ in range(request["ports"])
+        ]
         for one in held:
             one.bind((request["address"], 0))
             ports.append(one.getsockname()[1])
@@ -74,7 +79,11 @@ class Members:
             stopped = not killer.is_alive()
             killer.cancel()
         child.wait()
-        why = f"it did not end within {seconds:.0f} s and was killed" if stopped else f"status {child.returncode}"
+        why = (
+            f"it did not end within {seconds:.0f} s and was killed"
+            if stopped
+            else f"status {child.returncode}"
+        )
         return {"error": f"{why}: {said[-1]}" if said else why}
 
     def run(self, request: dict[str, Any]) -> list[dict[str, Any]]:
@@ -83,20 +92,16 @@ class Members:
         Args:
             request: {"members": [{"local", …what `collective.join` takes}], "seconds"}.
         """
-        answers: list[dict[str, Any]] = [{} for _ in request["members"]]
+        for member in request["members"]:
+            if self.children[member["local"]].poll() is not None:
+                self._spawn(member["local"])
+        asked = [(member["local"], {**member, "do": "join"}) for member in request["members"]]
+        return self._ask_all(asked, request["seconds"])
 
-        def one(index: int, member: dict[str, Any]) -> None:
-            local = member["local"]
-            if self.children[local].poll() is not None:
-                self._spawn(local)
-            answers[index] = self._ask(local, {**member, "do": "join"}, request["seconds"])
-
-        threads = [threading.Thread(target=one, args=item) for item in enumerate(request["members"])]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return answers
+    def _ask_all(self, asked: list[tuple[int, dict[str, Any]]], seconds: float) -> list[dict[str, Any]]:
+        """Several members at once; their answers in the order asked."""
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(asked))) as pool:
+            return list(pool.map(lambda item: self._ask(item[0], item[1], seconds), asked))
 
     def stop(self) -> None:
         """Ends them all."""
@@ -105,10 +110,8 @@ class Members:
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:
-                    try:
+                    with contextlib.suppress(OSError):
                         pipe.close()
-                    except OSError:
-                        pass
         self.children.clear()
 
 

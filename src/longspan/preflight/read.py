@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from longspan.cluster.parse import parse_topology
-from longspan.preflight.facts import Gid, GpuFacts, Held, NodeFacts, Nic, RdmaPort, Route
+from longspan.preflight.facts import Gid, GpuFacts, Held, Nic, NodeFacts, RdmaPort, Route
 from longspan.units import MIB
 
 # ibv_devinfo prints "active_mtu: 4096 (5)".
@@ -88,7 +88,9 @@ def read_rdma_ports(entries: list[dict[str, Any]]) -> tuple[RdmaPort, ...]:
         rate = re.match(r"\d+(?:\.\d+)?", entry["rate"])
         gids = tuple(
             # An IPv4 address stands in a GID as ::ffff:a.b.c.d.
-            Gid(one["index"], one["type"], one["nic"], one["gid"].startswith("0000:0000:0000:0000:0000:ffff:"))
+            Gid(
+                one["index"], one["type"], one["nic"], one["gid"].startswith("0000:0000:0000:0000:0000:ffff:")
+            )
             for one in entry["gids"]
         )
         found.append(
@@ -155,7 +157,9 @@ def read_facts(name: str, address: str, document: Mapping[str, Any]) -> NodeFact
         "listeners",
         lambda v: {"ports_held": tuple(Held(int(e["port"]), str(e["address"]), str(e["holder"])) for e in v)},
     )
-    take("ephemeral", lambda v: {"ephemeral": read_range(v["range"]), "reserved": read_reserved(v["reserved"])})
+    take(
+        "ephemeral", lambda v: {"ephemeral": read_range(v["range"]), "reserved": read_reserved(v["reserved"])}
+    )
     take("infiniband", lambda v: {"rdma_ports": read_rdma_ports(v)})
     take(
         "rdma",
@@ -203,7 +207,7 @@ def read_refusal(status: int, errors: list[str], target: str, python: str) -> tu
         errors: its standard error.
     """
     text = "\n".join(errors)
-    if status in (126, 127) or "No such file or directory" in text and python in text:
+    if status in (126, 127) or ("No such file or directory" in text and python in text):
         return (
             "python-missing", f"{python} cannot be run there",
             "Correct python = … in the cluster file, or install Python 3.11 or newer at that path.",

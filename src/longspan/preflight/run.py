@@ -79,7 +79,9 @@ def preflight(
             reason = "there is only one node" if len(targets) == 1 else "fewer than two nodes answer"
             return replace(scene, no_pairs=reason, no_collective=reason)
         count = len(scene.answering)
-        progress(f"{count * (count - 1)} connections between {count} nodes, on {len(options.fixed_ports) + RANDOM_PORTS} ports each …")
+        progress(
+            f"{count * (count - 1)} connections between {count} nodes, on {len(options.fixed_ports) + RANDOM_PORTS} ports each …"
+        )
         pairs, taken = sessions.pairs(scene.answering, options)
         scene = replace(scene, pairs=pairs, taken=taken)
         if not options.collective:
@@ -168,7 +170,9 @@ class _Sessions:
                 for other in nodes
                 if other.name != node.name and opened[other.name].get("ports")
             ]  # fmt: skip
-            return self._try(node.name, "connect", CONNECT_SECONDS, address=node.address, nonce=nonce, targets=targets)
+            return self._try(
+                node.name, "connect", CONNECT_SECONDS, address=node.address, nonce=nonce, targets=targets
+            )
 
         seen = dict(zip((node.name for node in nodes), self.pool.map(connect, nodes), strict=True))
         list(self.pool.map(lambda node: self._try(node.name, "unlisten", LISTEN_SECONDS), nodes))
@@ -180,8 +184,7 @@ class _Sessions:
         if session is None:
             return {}
         try:
-            answer: dict[str, Any] = session.ask(do, seconds, **arguments) or {}
-            return answer
+            return dict(session.ask(do, seconds, **arguments) or {})
         except SessionLostError:
             del self.live[name]
             with contextlib.suppress(OSError):
@@ -208,7 +211,9 @@ def read_pairs(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[PairFacts]:
     for source, targets in seen.items():
         for target, told in targets.items():
             trials = tuple(
-                PortTrial(int(port), str(one.get("error", "")), str(one.get("stage", "")), str(one.get("peer", "")))
+                PortTrial(
+                    int(port), str(one.get("error", "")), str(one.get("stage", "")), str(one.get("peer", ""))
+                )
                 for port, one in told["ports"].items()
             )
             mtu = told["mtu"] or {"mtu": -1, "wanted": 0}

@@ -6,6 +6,7 @@ then 256 KiB go each way, since a path whose MTU is smaller than the NIC's passe
 """
 
 import concurrent.futures
+import contextlib
 import json
 import socket
 import threading
@@ -111,10 +112,8 @@ class Listeners:
         """Closes all of them."""
         for one in self.sockets:
             # A thread that waits in accept or recvfrom is only woken by a shutdown.
-            try:
+            with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             one.close()
         self.sockets.clear()
 
@@ -219,9 +218,7 @@ def try_all(request: dict[str, Any]) -> dict[str, Any]:
             for port in target["ports"]
         }
         mtus = {
-            target["name"]: pool.submit(
-                path_mtu, own, target["address"], target["udp"], nonce, target["mtu"]
-            )
+            target["name"]: pool.submit(path_mtu, own, target["address"], target["udp"], nonce, target["mtu"])
             for target in request["targets"]
             if target["udp"] and target["mtu"]
         }
