@@ -253,7 +253,7 @@ FAULTS = (
     Fault("ulimit low", file_state(low_limit), "ulimit-nofile", "h2"),
     Fault("model on one node only", file_state(on_one_node), "model-path-missing", "h2", model=f"{MODEL}/m"),
     Fault("another copy of the model", file_state(other_copy), "model-copies-differ", "h2", model=f"{MODEL}/m"),
-    Fault("address twice", twice, "address-duplicate", "h2"),
+    Fault("address twice", twice, "address-duplicate", "h2", also=("port-blocked",)),
     Fault("own name on 127.0.1.1", hosts_file, "hostname-loopback", "h2", "warning"),
     Fault("Ray's port taken", lambda bench: process(bench, "h2", [sys.executable, "-m", "http.server", str(PORTS.first + 20)]), "port-taken", "h2"),
     Fault("another Ray runs", lambda bench: process(bench, "h2", ["bash", "-c", "exec -a raylet sleep 600"]), "leftover-processes", "h2", "warning"),

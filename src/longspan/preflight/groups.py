@@ -9,7 +9,8 @@ from longspan.preflight.scene import GroupResult, Scene
 from longspan.preflight.session import Session, SessionLostError, sources
 
 START_SECONDS = 120.0  # importing torch on a slow disk
-OPERATION_SECONDS = 20.0
+# Forming a group and each operation; NCCL sets up its transports in the first one.
+OPERATION_SECONDS = {"gloo": 10.0, "nccl": 30.0}
 BYTES = {"gloo": 8 << 20, "nccl": 256 << 20}
 
 
@@ -104,6 +105,7 @@ class Collective:
     def _round(self, groups: Sequence[Sequence[str]]) -> list[GroupResult]:
         """Groups that share no node, at once."""
         jobs: dict[str, dict[str, Any]] = {}
+        seconds = OPERATION_SECONDS[self.backend]
         for group in groups:
             store = [self.scene.want(group[0]).address, self.ports[group[0]].pop()]
             world, rank = sum(self.members[name] for name in group), 0
@@ -113,14 +115,14 @@ class Collective:
                     members.append(
                         {
                             "local": local, "rank": rank, "world": world, "store": store, "backend": self.backend,
-                            "seconds": OPERATION_SECONDS, "bytes": BYTES[self.backend], "graph": self.backend == "nccl",
+                            "seconds": seconds, "bytes": BYTES[self.backend], "graph": self.backend == "nccl",
                         }
                     )  # fmt: skip
                     rank += 1
-                jobs[name] = {"members": members, "seconds": 3 * OPERATION_SECONDS}
+                jobs[name] = {"members": members, "seconds": 3 * seconds}
         asked = list(jobs)
         answers = self.pool.map(
-            lambda name: self._ask(name, "collective_run", 4 * OPERATION_SECONDS, **jobs[name]), asked
+            lambda name: self._ask(name, "collective_run", 4 * seconds, **jobs[name]), asked
         )
         told = dict(zip(asked, answers, strict=True))
         return [read_group(group, self.backend, told) for group in groups]
