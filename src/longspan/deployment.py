@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from longspan.cluster.container import Container
+
 Executor = Literal["ray", "mp"]
 Device = Literal["cpu", "cuda", "rocm"]
 
@@ -18,6 +20,8 @@ class NodeSpec:
         python: the interpreter that has Longspan and the engine there.
         env: variables set for everything started on this node (network interface, HCA, …).
         gpu_ids: the devices Ray may use there; empty means all.
+        slurm: the allocation that a job step on it names: "42", or "42+1" in a heterogeneous job; None elsewhere.
+        container: what everything of ours runs in there; None for none.
     """
 
     name: str
@@ -27,6 +31,13 @@ class NodeSpec:
     python: str = "python3"
     env: dict[str, str] = field(default_factory=dict)
     gpu_ids: tuple[int, ...] = ()
+    slurm: str | None = None
+    container: Container | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine, as far as the way to reach it tells."""
+        return self.ssh is None and self.slurm is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +151,5 @@ class DeploymentSpec:
 
 
 def _node(document: dict[str, Any]) -> NodeSpec:
-    return NodeSpec(**{**document, "gpu_ids": tuple(document["gpu_ids"])})
+    container = Container.from_json(document["container"]) if document.get("container") else None
+    return NodeSpec(**{**document, "gpu_ids": tuple(document["gpu_ids"]), "container": container})

@@ -30,16 +30,17 @@ class Conversation:
         errors: the last lines of its standard error.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        """Starts it.
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Starts it; `env` is its whole environment, by default ours.
 
         Raises:
             HostError: the program does not exist.
         """
         try:
             self._child = subprocess.Popen(
-                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=None if env is None else dict(env),
+            )  # fmt: skip
         except FileNotFoundError as error:
             raise HostError(f"{argv[0]!r} is not installed on this machine.") from error
         self.errors: list[str] = []
@@ -135,12 +136,13 @@ class Host(Protocol):
 def _run(
     name: str, argv: Sequence[str], timeout_seconds: float, env: Mapping[str, str] | None, stdin: str | None
 ) -> Completed:
+    """`env` is the whole environment; None for ours."""
     try:
         done = subprocess.run(
             list(argv),
             capture_output=True,
             timeout=timeout_seconds,
-            env=None if env is None else {**os.environ, **env},
+            env=env,
             input=None if stdin is None else stdin.encode(),
             stdin=subprocess.DEVNULL if stdin is None else None,
             check=False,
@@ -169,6 +171,11 @@ class LocalHost:
 
     name: str = "localhost"
 
+    def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+        """The command line as it is run here."""
+        words = [f"{key}={value}" for key, value in (env or {}).items()]
+        return ["env", *words, *argv] if words else list(argv)
+
     def run(
         self,
         argv: Sequence[str],
@@ -178,7 +185,8 @@ class LocalHost:
         stdin: str | None = None,
     ) -> Completed:
         """See `Host.run`."""
-        return _run(self.name, argv, timeout_seconds, env, stdin)
+        whole = None if env is None else {**os.environ, **env}
+        return _run(self.name, argv, timeout_seconds, whole, stdin)
 
     def open(self, argv: Sequence[str]) -> Conversation:
         """See `Host.open`."""
@@ -228,6 +236,40 @@ class SshHost:
         return Conversation(
             [words[0], "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3", *words[1:]]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmHost:
+    """A node of a Slurm allocation, reached by a job step of one task (`cluster.slurm` makes the words).
+
+    Attributes:
+        step_words: srun and its options, up to the command.
+        env: the whole environment of srun, which hands it on.
+    """
+
+    name: str
+    step_words: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+        """The srun command line; no shell splits it again."""
+        words = [f"{key}={value}" for key, value in (env or {}).items()]
+        return [*self.step_words, *(["env", *words] if words else []), *argv]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """See `Host.run`."""
+        return _run(self.name, self.argv(argv, env), timeout_seconds, self.env, stdin)
+
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`: a job step as long as the conversation."""
+        return Conversation(self.argv(argv), self.env)
 
 
 @dataclass(slots=True)

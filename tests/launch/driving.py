@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
 from longspan.launch.checkpoint import CheckpointDigest, FileDigest
 from longspan.launch.events import AgentJoined, Answered, DownAsked, Event, Lines, Tick
 from longspan.launch.judge import completion_layer
@@ -233,6 +233,9 @@ class Drive:
             if isinstance(action, StopAll):
                 self.answer(f"stopped:{action.node}", {"left": []})
         self.do(Tick(), 1000)
+        for action in list(self.actions):
+            if isinstance(action, Sweep):
+                self.answer(f"swept:{action.node}", {"left": []})
 
     def started(self) -> list[tuple[str, str]]:
         """(node, process) of all that was started."""

@@ -12,7 +12,7 @@ import pytest
 
 from lab.build import Lab
 from lab.hosts import HostSpec
-from longspan.cli import preflighting
+from longspan.cli import check_record, preflighting
 from longspan.deployment import NodeSpec
 from longspan.preflight.run import Options
 from preflight.lab_faults import FAULTS, MODEL, PORTS, Bench, Fault
@@ -142,4 +142,4 @@ def test_a_collective_that_fails_names_its_node(bench: Bench) -> None:
     assert "h2: eth9" in finding.remedy
     good = [group for group in checked.scene.groups if group.ok]
     assert [set(group.nodes) for group in good] == [{"h1", "h3"}]
-    assert preflighting.measured_links(checked.scene).keys() == {"h1", "h3"}
+    assert check_record.measured_links(checked.scene).keys() == {"h1", "h3"}

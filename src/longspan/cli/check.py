@@ -1,14 +1,13 @@
 """`longspan check`: what is wrong with these machines, before anything heavy is loaded."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from longspan.cli import preflighting
-from longspan.cli.prepare import cluster_nodes, ray_head_of, ray_ports_of, read_cluster
+from longspan.cli import check_record, preflighting
+from longspan.cli.prepare import cluster_nodes, python_of, ray_head_of, ray_ports_of, read_cluster
 from longspan.cluster.hosts import HostsFile
 from longspan.cluster.link_file import write_links as links_into
 from longspan.deployment import NodeSpec
@@ -53,10 +52,16 @@ def command(
         model=path, own_ray=hosts is not None and hosts.ray_address is None, tp=tp, collective=not no_collective,
         ray_ports=(ports.first, ports.last) if ports else (0, 0), fixed_ports=ports.tried if ports else (),
     )  # fmt: skip
-    checked = preflighting.run(nodes, hosts, options, lambda text: click.echo(f"  {text}", err=True))
-    preflighting.keep_links(checked.scene)
+    checked = preflighting.run(
+        nodes,
+        hosts,
+        options,
+        lambda text: click.echo(f"  {text}", err=True),
+        hosts.ray_address if hosts else None,
+    )
+    check_record.keep_links(checked.scene)
     if as_json:
-        click.echo(json.dumps(preflighting.document(checked)))
+        click.echo(json.dumps(check_record.document(checked)))
     else:
         from longspan.cli.check_view import print_checked
         from longspan.cli.render import console
@@ -74,9 +79,11 @@ def the_nodes(hosts: HostsFile | None) -> list[NodeSpec]:
         return [preflighting.here()]
     head = ray_head_of(hosts)
     listed = [
-        NodeSpec(host.name, host.address, host.gpus or 0, host.ssh, host.python or sys.executable, host.env)
+        NodeSpec(
+            host.name, host.address, host.gpus or 0, host.ssh, python_of(host), host.env, slurm=host.slurm, container=host.container
+        )
         for host in hosts.hosts
-    ]
+    ]  # fmt: skip
     if not listed:  # a Ray that runs already, whose nodes it names itself
         return list(cluster_nodes(hosts))
     # A host whose GPUs the file does not count is no head: 0 means that it runs no rank.
@@ -86,7 +93,7 @@ def the_nodes(hosts: HostsFile | None) -> list[NodeSpec]:
 
 
 def _write_links(cluster: Path, checked: preflighting.Checked) -> None:
-    links = preflighting.measured_links(checked.scene)
+    links = check_record.measured_links(checked.scene)
     if not links:
         click.echo("No pair finished its collective, so no link is written.", err=True)
         return

@@ -14,6 +14,7 @@ import click
 from longspan.cli import control
 from longspan.daemon.launch_store import LaunchStore
 from longspan.daemon.places import Places
+from longspan.daemon.reach import host_of
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor.collect import diagnose
 from longspan.doctor.launches import changes_since, plan_names, with_difference, with_ranks
@@ -22,7 +23,7 @@ from longspan.doctor.match import Diagnosis
 from longspan.doctor.standing import Standing, judged, rank_states, standing
 from longspan.errors import ControlPlaneError, HostError
 from longspan.finding import Finding
-from longspan.host import Host, LocalHost, SshHost
+from longspan.host import Host, LocalHost
 from longspan.launch.phases import rank_of_title
 
 Change = tuple[str, str, str]
@@ -126,7 +127,7 @@ def worker_pids(host: Host, tp: int) -> dict[int, int]:
 def reachable(
     spec: DeploymentSpec, status: Mapping[str, Any], hostname: str
 ) -> list[tuple[frozenset[str], Host]]:
-    """How the doctor reaches the nodes: all of this machine at once, the others by ssh.
+    """How the doctor reaches the nodes: all of this machine at once, the others by ssh or srun.
 
     Args:
         hostname: this machine's. A node of a joined Ray without ssh is reached only if it is this machine.
@@ -135,8 +136,8 @@ def reachable(
     here: list[str] = []
     found: list[tuple[frozenset[str], Host]] = []
     for node in spec.used_nodes():
-        if node.ssh is not None:
-            found.append((frozenset({node.name}), SshHost(node.name, node.ssh)))
+        if not node.is_here:
+            found.append((frozenset({node.name}), host_of(node)))
         elif spec.ray_address is None or facts.get(node.name, {}).get("hostname") == hostname:
             here.append(node.name)
     return [(frozenset(here), LocalHost(", ".join(here))), *found] if here else found

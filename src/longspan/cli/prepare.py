@@ -7,16 +7,25 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longspan.cli import machine, plan_choice
+from longspan.cli import allocation, machine, plan_choice
 from longspan.cli.request import Request
-from longspan.cluster.hosts import HostsFile, parse_hosts
+from longspan.cluster.hosts import HostEntry, HostsFile, parse_hosts
 from longspan.deployment import DeploymentSpec, Device, NodeSpec, RayPorts
-from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError, RayError
+from longspan.errors import (
+    CapacityError,
+    EngineMissingError,
+    InputError,
+    LayoutError,
+    ModelError,
+    RayError,
+    SlurmError,
+)
 from longspan.launch.commands import refuse_owned_flags
 from longspan.model.facts import ModelFacts
 from longspan.plan import Layout
@@ -24,6 +33,7 @@ from longspan.planner import legality
 from longspan.units import GIB, format_bytes
 
 LOCAL_LOOPBACK = "127.0.0.{}"  # node 1 is .2: Ray replaces 127.0.0.1 by the machine's outer address
+RAY_POLL_SECONDS = 3.0
 HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -37,16 +47,23 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         LongspanError: one of its kinds, each with its exit code.
     """
     refuse_owned_flags(request.vllm_arguments)
-    for flag, value in (("--tp", request.tp), ("--pp", request.pp), ("--nodes", request.nodes)):
+    sizes = (
+        ("--tp", request.tp), ("--pp", request.pp), ("--nodes", request.nodes), ("--gpus-per-node", request.gpus_per_node),
+    )  # fmt: skip
+    for flag, value in sizes:
         if value is not None and value < 1:
             raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
-    if request.cluster and request.nodes:
-        raise InputError("--nodes is for this machine, --cluster names the nodes.", "Give one of them.")
+    for flag, cluster in (("--cluster", request.cluster), ("--ray", request.ray)):
+        if cluster and request.nodes:
+            raise InputError(f"--nodes is for this machine, {flag} names the nodes.", "Give one of them.")
+    if request.cluster and request.ray:
+        raise InputError("--ray and --cluster both name a cluster.", "Write [ray] into the cluster file.")
+    if request.ray_wait_seconds and not request.ray:
+        raise InputError("--ray-wait is for --ray.", "Leave it out.")
     request, choice = plan_choice.with_plan(request)
     require_engine()
     model, default_served, facts = resolve_model(request, progress)
-    device = machine.device()
-    hosts = read_cluster(request.cluster) if request.cluster else None
+    hosts, device = the_hosts(request, request.device or machine.device(), progress)
     if choice is None:
         tp, pp, nodes = place(request, facts, device, hosts)
         layout = Layout(tp=tp, pp=pp)
@@ -79,7 +96,7 @@ def ray_ports_of(hosts: HostsFile | None) -> RayPorts | None:
     """The fixed ports of our Ray; None for nodes that share a machine, and for a Ray that already runs."""
     if hosts is None or hosts.ray_address is not None:
         return None
-    shared = sum(host.ssh is None for host in hosts.hosts) > 1
+    shared = sum(host.ssh is None and host.slurm is None for host in hosts.hosts) > 1
     if shared or any(host.address.startswith("127.") for host in hosts.hosts):
         return None
     return RayPorts(hosts.first_port) if hosts.first_port else RayPorts()
@@ -92,7 +109,80 @@ def ray_head_of(hosts: HostsFile | None) -> NodeSpec | None:
     first = hosts.hosts[0]
     if first.gpus != 0:
         return None
-    return NodeSpec(first.name, first.address, 0, first.ssh, first.python or sys.executable, first.env)
+    return NodeSpec(
+        first.name, first.address, 0, first.ssh, python_of(first), first.env, (), first.slurm, first.container
+    )
+
+
+def the_hosts(request: Request, device: Device, progress: Any) -> tuple[HostsFile | None, Device]:
+    """The cluster file's hosts, or those of the Slurm allocation that this runs in; None for this machine alone.
+
+    Returns:
+        the hosts, and the device of their ranks: a login node has no GPU and the nodes that Slurm gave have.
+
+    Raises:
+        InputError: the file, or an option that does not fit. SlurmError: the allocation.
+    """
+    hosts = None
+    if request.cluster:
+        hosts = read_cluster(request.cluster)
+    elif request.ray:
+        hosts = parse_hosts(f"[ray]\naddress = {json.dumps(request.ray)}\n", "--ray")
+        wait_for_ray(request, progress)
+    elif not request.nodes:  # --nodes is this machine, also inside an allocation
+        hosts = allocation.allocated_hosts()
+    if hosts is None or not hosts.hosts or not all(host.slurm for host in hosts.hosts):
+        if request.gpus_per_node:
+            raise InputError(
+                "--gpus-per-node is for a Slurm allocation of several nodes, and this is none.",
+                "Write gpus = … into the cluster file, or leave it out.",
+            )
+        return hosts, device
+    if device == "cpu" and request.device is None and any(host.gpus for host in hosts.hosts):
+        device = "cuda"
+    default = request.gpus_per_node or (1 if device == "cpu" else None)
+    entries = tuple(replace(host, gpus=default if host.gpus is None else host.gpus) for host in hosts.hosts)
+    if bare := [host.name for host in entries if host.gpus is None]:
+        raise SlurmError(
+            f"Slurm gave the job no GPU on {', '.join(bare)}.",
+            "Ask for them (sbatch --gres=gpu:8 …); where Slurm does not count GPUs, say --gpus-per-node 8.",
+        )
+    gpus = sum(host.gpus or 0 for host in entries)
+    progress(f"Slurm allocation: {len(entries)} nodes, {gpus} GPUs (--nodes 1 stays on this machine)")
+    return replace(hosts, hosts=entries), device
+
+
+def wait_for_ray(request: Request, progress: Any) -> None:
+    """Waits until a Ray that is still coming up offers the GPUs that are asked for; a count of nodes proves nothing.
+
+    Raises:
+        RayError: it cannot be joined. CapacityError: it has too few GPUs when the time is over.
+    """
+    assert request.ray is not None
+    wanted = (request.tp or 1) * (request.pp or 1)
+    deadline = time.monotonic() + request.ray_wait_seconds
+    said = ""
+    while request.ray_wait_seconds:
+        late = time.monotonic() > deadline
+        try:
+            have = sum(node["gpus"] for node in probe_ray(request.ray))
+        except RayError as error:
+            if late:
+                raise
+            now = error.what
+        else:
+            if have >= wanted:
+                return
+            now = f"The Ray cluster at {request.ray} offers {have} of {wanted} GPUs."
+            if late:
+                raise CapacityError(
+                    f"{now} Nothing changed within {request.ray_wait_seconds} s.",
+                    "`ray status` shows which nodes are missing.",
+                )
+        if now != said:
+            progress(f"{now} Waiting …")
+        said = now
+        time.sleep(RAY_POLL_SECONDS)
 
 
 def place_planned(
@@ -262,7 +352,7 @@ def cluster_nodes(hosts: HostsFile) -> tuple[NodeSpec, ...]:
                 f"The cluster file does not say how many GPUs {', '.join(bare)} has.", "Add gpus = …"
             )
         return tuple(
-            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, h.python or sys.executable, h.env)
+            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, python_of(h), h.env, (), h.slurm, h.container)
             for h in hosts.hosts
             if h.gpus
         )
@@ -291,6 +381,11 @@ def cluster_nodes(hosts: HostsFile) -> tuple[NodeSpec, ...]:
             NodeSpec(host.name, host.address, gpus, host.ssh, host.python or sys.executable, host.env)
         )
     return tuple(node for node in found if node.gpus)
+
+
+def python_of(host: HostEntry) -> str:
+    """The file's; else the image's, or ours where the host's own Python is used."""
+    return host.python or (host.container.python if host.container else sys.executable)
 
 
 def check_layout(facts: ModelFacts | None, spec: DeploymentSpec, layout: Layout) -> None:
@@ -330,7 +425,7 @@ def check_room(checkpoint: Path | None, spec: DeploymentSpec) -> None:
     if checkpoint is None:
         return
     weights_bytes = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    if spec.device == "cpu" and all(node.ssh is None for node in spec.nodes) and not spec.ray_address:
+    if spec.device == "cpu" and all(node.is_here for node in spec.nodes) and not spec.ray_address:
         # Per rank: its share of the weights, 1 GiB of KV cache (what we set) and 1.2 GiB of Python and libraries (measured).
         need = weights_bytes + spec.world_size * round(2.2 * GIB)
         have = machine.available_memory_bytes()

@@ -13,6 +13,7 @@ The same TOML file serves the planner (`inventory_file`), which reads GPU types,
     ssh = "ops@gpu-a"             # what one would type after ssh
     python = "/opt/serve/bin/python"
     env = { HF_HOME = "/data/hf" }
+    container = "vllm/vllm-openai:v0.20.0"   # run everything inside; see `container`
     network = { kind = "ethernet", rate_gbit_per_second = 100, interface = "ens1" }
 
 A first [[node]] with gpus = 0 runs Ray's head and no rank.
@@ -25,6 +26,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
+from longspan.cluster.container import Container, parse_container
 from longspan.errors import InputError
 
 # What a [[node]] may hold: the launcher's part and the planner's (`inventory_file`).
@@ -55,7 +57,7 @@ class NetworkWish:
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """One host. `gpus` is None where the file does not say and Ray is asked."""
+    """One host. `gpus` is None where the file does not say and Ray is asked; `slurm`: see `deployment.NodeSpec`."""
 
     name: str
     address: str
@@ -63,6 +65,8 @@ class HostEntry:
     ssh: str | None = None
     python: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    slurm: str | None = None
+    container: Container | None = None
     network: NetworkWish = NetworkWish()
 
 
@@ -95,9 +99,13 @@ def parse_hosts(text: str, source: str) -> HostsFile:
     for number, table in enumerate(tables, 1):
         _refuse_unknown(table, number, text, source)
     hosts = tuple(
-        _host(table, f"{source}: node {number}", document.get("network"))
-        for number, table in enumerate(tables, 1)
+        _host(table, f"{source}: node {number}", document) for number, table in enumerate(tables, 1)
     )
+    if ray_address and any(host.container for host in hosts):
+        raise InputError(
+            f"{source}: a Ray that already runs is joined where it runs; container would start something beside it.",
+            "Leave out container, or [ray].",
+        )
     for what in ("name", "address"):
         seen: set[str] = set()
         for host in hosts:
@@ -164,7 +172,7 @@ def _ray_address(ray: Any, source: str) -> str | None:
     return address
 
 
-def _host(table: Any, where: str, network: Any) -> HostEntry:
+def _host(table: Any, where: str, document: dict[str, Any]) -> HostEntry:
     if not isinstance(table, dict):
         raise InputError(f"{where} is not a table.", "Write [[node]].")
     name = _text(table, "name", where)
@@ -189,9 +197,10 @@ def _host(table: Any, where: str, network: Any) -> HostEntry:
     if python is not None and (not isinstance(python, str) or not python or python.startswith("-")):
         raise InputError(f"{where}: python must be the path of an interpreter, not {python!r}.")
     gpus = _gpus(table.get("gpus"), where)
-    env = _env(table.get("env", {}), where)
-    wish = _network(table.get("network", network), where)
-    return HostEntry(name, str(found), gpus, ssh, python, env, network=wish)
+    return HostEntry(
+        name, str(found), gpus, ssh, python, _env(table.get("env", {}), where),
+        container=_container(table, where, document), network=_network(table.get("network", document.get("network")), where),
+    )  # fmt: skip
 
 
 def _network(table: Any, where: str) -> NetworkWish:
@@ -210,6 +219,18 @@ def _network(table: Any, where: str) -> NetworkWish:
     return NetworkWish(
         str(table.get("kind", "")), rate * nics * 1e9, str(table.get("interface", "")), tuple(map(str, hcas))
     )
+
+
+def _container(table: dict[str, Any], where: str, document: dict[str, Any]) -> Container | None:
+    """The node's own, else the file's; InfiniBand devices go in where the network has RDMA, AMD's where GPUs are AMD's."""
+    network = table.get("network", document.get("network"))
+    rdma = isinstance(network, dict) and network.get("kind") in ("infiniband", "roce")
+    value = table.get("container", document.get("container"))
+    if isinstance(value, str):
+        value = {"image": value}
+    if isinstance(value, dict) and re.search(r"\bMI\d", str(table.get("gpus", ""))):
+        value = {"gpu_vendor": "amd", **value}
+    return parse_container(value, where, rdma=rdma)
 
 
 def _env(table: Any, where: str) -> dict[str, str]:

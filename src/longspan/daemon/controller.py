@@ -30,10 +30,19 @@ from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
-from longspan.deployment import DeploymentSpec
+from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import launches
-from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll
-from longspan.launch.events import AgentJoined, AgentSilent, Answered, DownAsked, Event, StartFailed, Tick
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
+from longspan.launch.events import (
+    AgentJoined,
+    AgentSilent,
+    Answered,
+    DownAsked,
+    Event,
+    Lines,
+    StartFailed,
+    Tick,
+)
 from longspan.launch.run_dir import Paths
 from longspan.launch.steps import Steps
 
@@ -61,7 +70,7 @@ def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: flo
     """
     if stalled_seconds > CLOCK_SECONDS:
         for link in links.values():
-            link.last_beat += stalled_seconds
+            link.last_beat = min(now, link.last_beat + stalled_seconds)  # a beat may have come since
     return [
         AgentSilent(name, now - link.last_beat)
         for name, link in links.items()
@@ -118,18 +127,27 @@ class Controller:
                 "launch", f"Longspan failed over {type(event).__name__}: {type(error).__name__}: {error}",
                 "This is an error in Longspan; the traceback stands in controller.log.",
             )  # fmt: skip
-        if self.machine.history and self.machine.history[-1][1] is event:
-            document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
-            self.history.write(json.dumps(document, default=str) + "\n")
-        self.perform(actions)
+        self.perform(actions)  # before anything that a full disk can keep us from
+        logs = (
+            isinstance(event, Lines) and before == "serving"
+        )  # they stay on their nodes: this file would never end
+        if self.machine.history and self.machine.history[-1][1] is event and not logs:
+            self._record(event, flush=self.machine.phase != before)
         if self.machine.phase != before:
-            self.history.flush()
             self._note()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
             self.version += 1
             self.changed.notify_all()
+
+    def _record(self, event: Event, *, flush: bool) -> None:
+        """One line of the history; a full disk must not end what serves."""
+        document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
+        with contextlib.suppress(OSError):
+            self.history.write(json.dumps(document, default=str) + "\n")
+            if flush:
+                self.history.flush()
 
     def _note(self) -> None:
         """Keeps what this launch is made of and how far it came, for the doctor."""
@@ -154,6 +172,8 @@ class Controller:
                     link.wake.set()
                 case Ask():
                     self._spawn(self._ask(action))
+                case Sweep(node):
+                    self._spawn(self._sweep(node))
                 case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
@@ -178,9 +198,13 @@ class Controller:
             reason=reason,
         )
 
-    async def _start_agent(self, name: str) -> None:
+    def _node(self, name: str) -> NodeSpec | None:
+        """A node by its name; None for the front agent's machine."""
         every = (*self.spec.nodes, *self.spec.ray_nodes())
-        node = next((node for node in every if node.name == name), None)
+        return next((node for node in every if node.name == name), None)
+
+    async def _start_agent(self, name: str) -> None:
+        node = self._node(name)
         config = {
             "name": name,
             "controller_url": self.url,
@@ -193,9 +217,18 @@ class Controller:
             else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
         }
         try:
-            await starting.start_agent(node, config, self.spec.ray_address)
+            await starting.start_agent(node, config, self.spec, self.places.logs / f"{name}.start")
         except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
             await self.feed(StartFailed(name, str(error)))
+
+    async def _sweep(self, name: str) -> None:
+        node = self._node(name)
+        try:
+            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
+            await self.feed(Answered(f"swept:{name}", error=f"{type(error).__name__}: {error}"))
+            return
+        await self.feed(Answered(f"swept:{name}", value))
 
     async def _ask(self, ask: Ask) -> None:
         try:
@@ -323,13 +356,15 @@ class Controller:
         await self.noted()
         self.writer.shutdown()
         await asyncio.sleep(1.5)  # whoever watches sees the end
+        await asyncio.to_thread(starting.end_along, 3)
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)
         self.places.engine_key.unlink(missing_ok=True)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
-        self.history.close()
+        with contextlib.suppress(OSError):
+            self.history.close()
 
 
 def _number(request: web.Request, default: str) -> int:
