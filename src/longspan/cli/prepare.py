@@ -16,7 +16,7 @@ from typing import Any
 from longspan.cli import allocation, machine, plan_choice
 from longspan.cli.request import Request
 from longspan.cluster.hosts import HostEntry, HostsFile, parse_hosts
-from longspan.deployment import DeploymentSpec, Device, NodeSpec
+from longspan.deployment import DeploymentSpec, Device, NodeSpec, RayPorts
 from longspan.errors import (
     CapacityError,
     EngineMissingError,
@@ -84,10 +84,34 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         ray_address=hosts.ray_address if hosts else None,
         vllm_arguments=request.vllm_arguments,
         full_digest=request.full_digest,
+        ray_first_port=ports.first if (ports := ray_ports_of(hosts)) else None,
+        ray_head=ray_head_of(hosts),
     )
     check_layout(facts, spec, layout)
     text = json.dumps(asdict(spec), sort_keys=True)
     return replace(spec, identity=hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def ray_ports_of(hosts: HostsFile | None) -> RayPorts | None:
+    """The fixed ports of our Ray; None for nodes that share a machine, and for a Ray that already runs."""
+    if hosts is None or hosts.ray_address is not None:
+        return None
+    shared = sum(host.ssh is None and host.slurm is None for host in hosts.hosts) > 1
+    if shared or any(host.address.startswith("127.") for host in hosts.hosts):
+        return None
+    return RayPorts(hosts.first_port) if hosts.first_port else RayPorts()
+
+
+def ray_head_of(hosts: HostsFile | None) -> NodeSpec | None:
+    """The file's first host, where it has no GPU: it runs Ray's head and holds no rank."""
+    if hosts is None or hosts.ray_address is not None or not hosts.hosts:
+        return None
+    first = hosts.hosts[0]
+    if first.gpus != 0:
+        return None
+    return NodeSpec(
+        first.name, first.address, 0, first.ssh, python_of(first), first.env, (), first.slurm, first.container
+    )
 
 
 def the_hosts(request: Request, device: Device, progress: Any) -> tuple[HostsFile | None, Device]:
@@ -328,7 +352,7 @@ def cluster_nodes(hosts: HostsFile) -> tuple[NodeSpec, ...]:
                 f"The cluster file does not say how many GPUs {', '.join(bare)} has.", "Add gpus = …"
             )
         return tuple(
-            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, _python(h), h.env, (), h.slurm, h.container)
+            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, python_of(h), h.env, (), h.slurm, h.container)
             for h in hosts.hosts
             if h.gpus
         )
@@ -359,7 +383,7 @@ def cluster_nodes(hosts: HostsFile) -> tuple[NodeSpec, ...]:
     return tuple(node for node in found if node.gpus)
 
 
-def _python(host: HostEntry) -> str:
+def python_of(host: HostEntry) -> str:
     """The file's; else the image's, or ours where the host's own Python is used."""
     return host.python or (host.container.python if host.container else sys.executable)
 

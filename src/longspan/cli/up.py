@@ -8,14 +8,18 @@ from typing import Any
 
 import click
 
-from longspan.cli import control
+from longspan.cli import check_record, control, preflighting
 from longspan.cli.keys import ensure_api_key
-from longspan.cli.prepare import check_port, check_room, prepare
+from longspan.cli.prepare import check_port, check_room, prepare, read_cluster
 from longspan.cli.request import Request
-from longspan.daemon.places import Places
+from longspan.cluster.hosts import HostsFile
+from longspan.daemon.launch_store import LaunchStore
+from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec
+from longspan.doctor.launches import changes_since, recorded
 from longspan.errors import (
     CapacityError,
+    CheckError,
     DeploymentExistsError,
     HostError,
     LaunchError,
@@ -24,6 +28,7 @@ from longspan.errors import (
     ProofError,
     RayError,
 )
+from longspan.finding import Finding
 
 FAILURES: dict[str, type[LongspanError]] = {
     "host": HostError,
@@ -145,7 +150,12 @@ def command(
         return _stay(record, places, as_json) if foreground else 0
     if orphaned := places.record():
         click.echo("The last controller died; ending what it left …", err=True)
+        for text in control.sweep_elsewhere(places, orphaned):
+            click.echo(f"  {text}", err=True)
         control.end_by_mark(places, orphaned)
+    places.preflight.unlink(missing_ok=True)
+    if spec.ray_address or not all(node.is_here for node in spec.ray_nodes()):
+        spec = _preflight(spec, read_cluster(cluster) if cluster else None, places)
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
@@ -184,6 +194,34 @@ def _stay(record: dict[str, Any], places: Places, as_json: bool) -> int:
         click.echo("Signalled: taking everything down …", err=True)
         control.take_down(record)
     return 0
+
+
+def _preflight(spec: DeploymentSpec, hosts: HostsFile | None, places: Places) -> DeploymentSpec:
+    """The fast part of `longspan check`: warnings are shown, an error ends the launch, what was seen is kept.
+
+    Returns:
+        the deployment with each node's compiled environment, and the device that the nodes have.
+
+    Raises:
+        CheckError: an error was found; with what differs from the last launch that served.
+    """
+    checked = preflighting.before_launch(spec, hosts, lambda text: click.echo(f"  check: {text}", err=True))
+    record = check_record.record_of(checked)
+    write_private(places.preflight, json.dumps(record))
+    for finding in checked.findings:
+        click.echo(f"  {finding.severity}: {finding.summary} {finding.remedy}", err=True)
+    click.echo(f"  check: {preflighting.summary(checked)}", err=True)
+    try:
+        preflighting.refuse_errors(checked)
+    except CheckError as error:
+        store = LaunchStore(places.launches)
+        changes = changes_since(store.last_good(), spec, {}, record["nodes"])
+        store.begin(recorded(spec, {}, record["nodes"]), "refused", error.what)
+        if changes:
+            told = "\n".join(f"    {what}: {then} -> {now}" for what, then, now in changes)
+            error.remedy += f"\n  Changed since the last good launch:\n{told}"
+        raise
+    return preflighting.complete(spec, checked.scene)
 
 
 def _controller_host(spec: DeploymentSpec) -> str:
@@ -249,15 +287,17 @@ def _failure(status: dict[str, Any]) -> LongspanError:
 
 def _diagnosis(status: dict[str, Any]) -> str:
     """What the doctor makes of a launch that failed: its best finding, and what the last good launch had other."""
+    from longspan.cli import doctor_logs
     from longspan.cli.doctor_live import change_lines, connected, spec_of
-    from longspan.doctor.collect import diagnose
 
     try:
-        findings = list(diagnose([Path(status["logs"])]).findings)
+        findings: list[Finding] = []
         changes: list[tuple[str, str, str]] = []
         places = Places(Path(status["state_dir"]))
         if spec := spec_of(places):
-            findings, changes = connected(findings, places, spec, status)
+            left = doctor_logs.read(places, spec)
+            found = doctor_logs.with_survivors(left, status).findings
+            findings, changes = connected(found, places, spec, status)
     except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
         return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
     told = ""

@@ -114,6 +114,7 @@ class Agent:
     async def run(self) -> None:
         """Until told to stop, signalled, or without the controller for a lease."""
         processes.become_subreaper()
+        processes.raise_open_files()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.done.set)

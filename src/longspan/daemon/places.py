@@ -17,6 +17,11 @@ def state_root() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "longspan"
 
 
+def logs_elsewhere(deployment: str, node: str) -> str:
+    """Where the agent of a node on another machine keeps its logs; "~" is that machine's."""
+    return f"~/.local/state/longspan/{deployment}/logs/{node}"
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """The files of one deployment.
@@ -72,9 +77,23 @@ class Places:
         return self.root / "last-status.json"
 
     @property
-    def last_good(self) -> Path:
-        """What the last launch that served was made of, flat; the doctor compares a failed one with it."""
-        return self.root / "last-good.json"
+    def launches(self) -> Path:
+        """The record of every launch (`launch_store`); the doctor compares a failed one with the last good one, and takes
+        its patience from how long the phases of good ones took."""
+        return self.root / "launches.sqlite3"
+
+    @property
+    def preflight(self) -> Path:
+        """What the pre-flight of the last `up` found; absent where there was none."""
+        return self.root / "preflight.json"
+
+    def checked(self) -> dict[str, dict[str, str]]:
+        """Node -> what that pre-flight found there; empty where there was none."""
+        try:
+            found: dict[str, dict[str, str]] = json.loads(self.preflight.read_text())["nodes"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
+        return found
 
     @property
     def history(self) -> Path:
@@ -85,6 +104,11 @@ class Places:
     def logs(self) -> Path:
         """One directory per node."""
         return self.root / "logs"
+
+    @property
+    def fetched(self) -> Path:
+        """What the doctor fetched of logs on other machines; a copy, made anew each time."""
+        return self.root / "fetched"
 
     @property
     def lock(self) -> Path:
@@ -113,6 +137,7 @@ class Places:
     def clear_logs(self) -> None:
         """Logs are those of the last start."""
         shutil.rmtree(self.logs, ignore_errors=True)
+        shutil.rmtree(self.fetched, ignore_errors=True)
 
 
 def write_private(path: Path, text: str) -> None:
