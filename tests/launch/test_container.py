@@ -50,6 +50,7 @@ def test_podman_and_rdma_and_amd() -> None:
     assert {"--device=nvidia.com/gpu=all", "--device=/dev/infiniband", "--cap-add=IPC_LOCK"} <= set(podman)
     assert "--security-opt=label=disable" in podman
     assert "--gpus=all" not in podman
+    assert not [word for word in words(Container("i", engine="podman", ulimits=False)) if "ulimit" in word]
     amd = words(Container("i", gpus="amd"))
     assert {"--device=/dev/kfd", "--device=/dev/dri", "--group-add=video"} <= set(amd)
     assert not [word for word in words(Container("i", gpus="none")) if "gpu" in word.replace("gpu-a", "")]
@@ -103,6 +104,7 @@ def test_no_shell_reads_it_wrong(path: str, option: str) -> None:
         ({"image": "i", "options": ["rm"]}, "options"),
         ({"image": "i", "env": ["HF_TOKEN=hf_x"]}, "env"),
         ({"image": "i", "shm_gib": 0}, "shm_gib"),
+        ({"image": "i", "ulimits": "no"}, "ulimits"),
         ({"image": "i", "gpu_vendor": "intel"}, "gpu_vendor"),
         ({"image": "i", "python": "-c"}, "python"),
         ({"image": "i", "gpu": 1}, "unknown field gpu"),

@@ -9,6 +9,7 @@ volumes = ["/data/models:/data/models:ro"]
 options = ["--cap-add=SYS_PTRACE"]              # further words of `docker run`
 env = ["HF_TOKEN"]                              # names: the value is taken from that host's own environment
 shm_gib = 64
+ulimits = false                                 # keep the host's: podman without root cannot raise them
 """
 
 import re
@@ -20,7 +21,7 @@ from longspan.errors import InputError
 ENGINES = ("docker", "podman")
 # An image's reference (distribution/reference grammar, loosely): no blanks, no leading dash.
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@+-]{0,511}", re.ASCII)
-_FIELDS = {"image", "engine", "python", "volumes", "options", "env", "shm_gib", "gpu_vendor"}
+_FIELDS = {"image", "engine", "python", "volumes", "options", "env", "shm_gib", "gpu_vendor", "ulimits"}
 # vLLM's ranks of one node exchange tensors through shared memory; docker gives 64 MiB. 16 GiB is what vLLM's and
 # NVIDIA's guides ask for; a tmpfs only takes what is written.
 DEFAULT_SHM_GIB = 32
@@ -37,6 +38,7 @@ class Container:
         env: names of variables whose values come from the host's own environment; no value stands in argv.
         gpus: "nvidia", "amd" or "none".
         rdma: hand the InfiniBand devices in.
+        ulimits: raise the limits on locked memory, stack and open files, which takes root (docker's daemon has it).
     """
 
     image: str
@@ -48,6 +50,7 @@ class Container:
     shm_gib: int = DEFAULT_SHM_GIB
     gpus: str = "nvidia"
     rdma: bool = False
+    ulimits: bool = True
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Container":
@@ -85,6 +88,9 @@ def parse_container(value: Any, where: str, *, rdma: bool = False) -> Container 
     shm = table.get("shm_gib", DEFAULT_SHM_GIB)
     if isinstance(shm, bool) or not isinstance(shm, int) or shm < 1:
         raise InputError(f"{where}: container.shm_gib must be a number of GiB, not {shm!r}.")
+    ulimits = table.get("ulimits", True)
+    if not isinstance(ulimits, bool):
+        raise InputError(f"{where}: container.ulimits must be true or false, not {ulimits!r}.")
     python = table.get("python", "python3")
     if not isinstance(python, str) or not python or python.startswith("-"):
         raise InputError(f"{where}: container.python must be an interpreter in the image, not {python!r}.")
@@ -93,7 +99,7 @@ def parse_container(value: Any, where: str, *, rdma: bool = False) -> Container 
         _texts(table, "volumes", where, r"/[^:\0]*:/[^:\0]*(:[A-Za-z,]+)?", "absolute SOURCE:TARGET or SOURCE:TARGET:ro"),
         _texts(table, "options", where, r"-[^\0]+", "options of `docker run`, each with its value as --NAME=VALUE"),
         _texts(table, "env", where, r"[A-Za-z_][A-Za-z0-9_]*", "names; values of the file go into env = { … } of the node"),
-        shm, vendor, rdma,
+        shm, vendor, rdma, ulimits,
     )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ CACHES = (
     (".cache/longspan", "/longspan/cache/longspan", ""),
 )
 LOGS = "/longspan/logs"
+# RDMA registers its buffers as locked memory; NVIDIA's guides ask for the stack; Ray opens files by the thousand.
+LIMITS = ("--ulimit=memlock=-1:-1", "--ulimit=stack=67108864:67108864", "--ulimit=nofile=1048576:1048576")
 MARK_LABEL = "longspan.mark"
 NAME_LABEL = "longspan.deployment"
 
@@ -93,9 +95,7 @@ def run_command(container: Container, job: Job, argv: Sequence[str]) -> list[str
         f"--label={MARK_LABEL}={job.mark}",
         "--network=host",
         f"--shm-size={container.shm_gib}g",
-        "--ulimit=memlock=-1:-1",  # RDMA registers its buffers
-        "--ulimit=stack=67108864:67108864",
-        "--ulimit=nofile=1048576:1048576",
+        *(LIMITS if container.ulimits else ()),
         *_devices(container),
         *(
             ["--security-opt=label=disable"] if container.engine == "podman" else []
