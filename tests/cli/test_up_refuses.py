@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from longspan import errors
-from longspan.cli import main, prepare
+from longspan.cli import joining, main, prepare, room
+from longspan.deployment import DeploymentSpec, NodeSpec
 
 pytestmark = pytest.mark.usefixtures("nothing_starts", "machine")
 
@@ -135,14 +136,14 @@ def test_too_small_gpus(longspan: Callable[..., Any], model: Path, machine: Call
     with (model / "model.safetensors").open("wb") as file:
         file.truncate(300 << 30)  # sparse
     machine(gpus=3, gpu_bytes=80 << 30)
-    spec = prepare.DeploymentSpec(
+    spec = DeploymentSpec(
         name="t", identity="i", model=str(model), served_name="m", tp=3, pp=1, executor="ray", device="cuda",
-        nodes=(prepare.NodeSpec("a", "127.0.0.2", 3),), listen="127.0.0.1:0",
+        nodes=(NodeSpec("a", "127.0.0.2", 3),), listen="127.0.0.1:0",
     )  # fmt: skip
     with pytest.raises(
         errors.CapacityError, match=r"Each rank would hold 100(\.0)? GiB of weights, a GPU has 80(\.0)? GiB"
     ):
-        prepare.check_room(model, spec)
+        room.check_room(model, spec)
 
 
 def test_too_little_disk(longspan: Callable[..., Any], model: Path, machine: Callable[..., None]) -> None:
@@ -217,7 +218,7 @@ This process on Node 127.0.0.1 was started with:
 def ray_answers(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
     """The probe of a running Ray ends like this."""
     monkeypatch.setattr(
-        prepare.subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, code, out, err)
+        joining.subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, code, out, err)
     )
 
 
@@ -244,7 +245,7 @@ def test_a_ray_that_is_not_there(
     def hangs(argv: list[str], **_: Any) -> None:
         raise subprocess.TimeoutExpired(argv, 120)
 
-    monkeypatch.setattr(prepare.subprocess, "run", hangs)
+    monkeypatch.setattr(joining.subprocess, "run", hangs)
     refused(longspan(*up), errors.RayError, "has not answered for 120 s")
 
 

@@ -9,8 +9,9 @@ import click
 
 from longspan.cli import control
 from longspan.cli.keys import ensure_api_key
-from longspan.cli.prepare import check_port, check_room, prepare
+from longspan.cli.prepare import prepare
 from longspan.cli.request import Request
+from longspan.cli.room import check_port, check_room
 from longspan.daemon.places import Places
 from longspan.deployment import DeploymentSpec
 from longspan.errors import (

@@ -20,12 +20,18 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
+from longspan.cluster.catalog import find_gpu
 from longspan.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """One host. `gpus` is None where the file does not say and Ray is asked."""
+    """One host. `gpus` is None where the file does not say and Ray is asked.
+
+    Attributes:
+        vendor: of the GPU types in the file ("nvidia", "amd", "mixed"); empty where it gives a number only, or a type
+            that neither the catalogue nor the file's [gpu_type] tables know.
+    """
 
     name: str
     address: str
@@ -33,6 +39,7 @@ class HostEntry:
     ssh: str | None = None
     python: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    vendor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,11 @@ def parse_hosts(text: str, source: str) -> HostsFile:
         raise InputError(
             f"{source} names no [[node]] and no [ray] address.", "Add a [[node]] with name and address."
         )
-    hosts = tuple(_host(table, f"{source}: node {number}") for number, table in enumerate(tables, 1))
+    types = document.get("gpu_type", {})
+    hosts = tuple(
+        _host(table, types if isinstance(types, dict) else {}, f"{source}: node {number}")
+        for number, table in enumerate(tables, 1)
+    )
     for what in ("name", "address"):
         seen: set[str] = set()
         for host in hosts:
@@ -84,7 +95,7 @@ def _ray_address(ray: Any, source: str) -> str | None:
     return address
 
 
-def _host(table: Any, where: str) -> HostEntry:
+def _host(table: Any, types: dict[str, Any], where: str) -> HostEntry:
     if not isinstance(table, dict):
         raise InputError(f"{where} is not a table.", "Write [[node]].")
     name = _text(table, "name", where)
@@ -109,7 +120,24 @@ def _host(table: Any, where: str) -> HostEntry:
     if python is not None and (not isinstance(python, str) or not python or python.startswith("-")):
         raise InputError(f"{where}: python must be the path of an interpreter, not {python!r}.")
     gpus = _gpus(table.get("gpus"), where)
-    return HostEntry(name, str(found), gpus, ssh, python, _env(table.get("env", {}), where))
+    vendor = _vendor(table.get("gpus"), types)
+    return HostEntry(name, str(found), gpus, ssh, python, _env(table.get("env", {}), where), vendor)
+
+
+def _vendor(value: Any, types: dict[str, Any]) -> str:
+    """Who made the GPUs of `gpus = …`."""
+    found = set()
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str):
+            continue
+        name = re.sub(r"^\s*\d{1,4}\s*[x\u00d7]\s*", "", text).strip()
+        table = types.get(name)
+        known = find_gpu(name)
+        if isinstance(table, dict):
+            found.add(str(table.get("vendor", "nvidia")))
+        elif known is not None:
+            found.add(known.vendor)
+    return found.pop() if len(found) == 1 else "mixed" if found else ""
 
 
 def _env(table: Any, where: str) -> dict[str, str]:
