@@ -82,6 +82,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         over_ssh: str | None = None,
     ) -> None:
         monkeypatch.setattr(prepare, "find_spec", lambda name: object())
+        monkeypatch.setattr(prepare, "installed", lambda *names: "99.0")
         monkeypatch.setattr(machine, "gpus", lambda: list(range(gpus)))
         monkeypatch.setattr(machine, "device", lambda: "cuda" if gpus else "cpu")
         monkeypatch.setattr(machine, "available_memory_bytes", lambda: memory_bytes)

