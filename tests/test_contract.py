@@ -43,6 +43,7 @@ IO_MODULES = {
     "daemon.functions",
     "daemon.places",
     "daemon.processes",
+    "daemon.snapshot",
     "daemon.spare",
     "daemon.starting",
     "daemon.versions",

@@ -154,3 +154,24 @@ def test_names_that_clients_use(model: Path) -> None:
     assert asked(model).served_name == "model"
     assert asked(model, served_name="mine").served_name == "mine"
     assert asked(model).model == str(model)
+
+
+def test_an_id_is_served_at_one_commit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A revision is resolved once; facts and engine get the commit, and the wish stays what was typed."""
+    from longspan.model import fetch
+
+    facts, commit = fetch.load_directory(model), "b" * 40
+    asked_for = []
+
+    def load(name: str, revision: str | None) -> Any:
+        asked_for.append(revision)
+        return facts
+
+    monkeypatch.setattr(fetch, "resolve_commit", lambda name, revision: commit)
+    monkeypatch.setattr(fetch, "load_hub", load)
+    spec = asked(Path("org/m"), revision="v1")
+    assert (spec.model, spec.revision, asked_for) == ("org/m", commit, [commit])
+    commit = "c" * 40
+    again = asked(Path("org/m"), revision="v1")
+    assert (again.revision, again.identity) == (commit, spec.identity)
+    assert asked(Path("org/m"), revision="v2").identity != spec.identity

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         raise InputError("--nodes is for this machine, --cluster names the nodes.", "Give one of them.")
     request, choice = plan_choice.with_plan(request)
     require_engine()
-    model, default_served, facts = resolve_model(request, progress)
+    found = resolve_model(request, progress)
+    facts = found.facts
     hosts = read_cluster(request.cluster) if request.cluster else None
     if choice and hosts and hosts.hosts:
         hosts = plan_choice.needed_hosts(choice, hosts)
@@ -59,8 +60,8 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     spec = DeploymentSpec(
         name=request.name,
         identity="",
-        model=model,
-        served_name=request.served_name or default_served,
+        model=found.model,
+        served_name=request.served_name or found.served_name,
         tp=layout.tp,
         pp=layout.pp,
         executor=request.executor or "ray",
@@ -74,7 +75,9 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     )
     check_layout(facts, spec, layout)
     text = json.dumps(asdict(spec), sort_keys=True)
-    return replace(spec, identity=hashlib.sha256(text.encode()).hexdigest()[:16])
+    # The wish is the revision as it was typed: `up` a second time is no other wish because the hub has moved on.
+    identity = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return replace(spec, identity=identity, revision=found.commit)
 
 
 def place_planned(
@@ -112,8 +115,24 @@ def require_engine() -> None:
             )
 
 
-def resolve_model(request: Request, progress: Any) -> tuple[str, str, ModelFacts | None]:
-    """MODEL -> (absolute directory or Hugging Face id, the name clients will use, its facts if they can be had).
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What MODEL means.
+
+    Attributes:
+        model: an absolute directory or a Hugging Face id.
+        served_name: the name that clients will use.
+        commit: of an id: what its revision is now, the same for all nodes and for the proof.
+    """
+
+    model: str
+    served_name: str
+    facts: ModelFacts
+    commit: str | None = None
+
+
+def resolve_model(request: Request, progress: Any) -> Resolved:
+    """Finds the model, and its commit if it is on Hugging Face.
 
     Raises:
         ModelError: no such directory, no config.json, or neither a directory nor an id.
@@ -124,17 +143,18 @@ def resolve_model(request: Request, progress: Any) -> tuple[str, str, ModelFacts
         from longspan.model import demo
 
         path = demo.ensure_demo_model(progress)
-        return str(path), "smollm2-135m-instruct", fetch.load_directory(path)
+        return Resolved(str(path), "smollm2-135m-instruct", fetch.load_directory(path))
     path = Path(request.model).expanduser()
     if path.is_dir():
         path = path.resolve()
-        return str(path), path.name, fetch.load_directory(path)
+        return Resolved(str(path), path.name, fetch.load_directory(path))
     if path.is_absolute() or request.model.startswith((".", "~")) or not HF_ID.fullmatch(request.model):
         raise ModelError(
             f"{request.model!r} is neither a directory on this machine nor a Hugging Face id (organisation/name).",
             "Give a directory with config.json and *.safetensors files, or an id such as Qwen/Qwen3-8B.",
         )
-    return request.model, request.model, fetch.load_hub(request.model)
+    commit = fetch.resolve_commit(request.model, request.revision) or request.revision
+    return Resolved(request.model, request.model, fetch.load_hub(request.model, commit), commit)
 
 
 def place(

@@ -8,13 +8,15 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longspan.daemon import processes, spare
+from longspan.daemon import processes, snapshot, spare
 from longspan.daemon.versions import versions_of
 from longspan.host import available_memory_bytes, gpu_kind
 from longspan.launch import commands, digest, reference
+from longspan.launch.checkpoint import CheckpointDigest
 from longspan.launch.logprobs import NotMade
 
 Function = Callable[[dict[str, Any], str], Awaitable[Any]]
@@ -77,14 +79,15 @@ async def ports(arguments: dict[str, Any], run_dir: str) -> list[int]:
         return found
 
 
-async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any] | None:
-    """Digests of the checkpoint's files as this node sees them; None where there is no such directory."""
-    path = Path(arguments["model"])
-    if not path.is_absolute():
-        return None
-    found = await asyncio.to_thread(
-        digest.digest_checkpoint, path, nonce=arguments["nonce"], full=arguments["full"]
-    )
+async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Digests of the checkpoint's files as this node sees them; no files where the engine will fetch them from the hub."""
+    model, nonce = arguments["model"], arguments["nonce"]
+    path = await asyncio.to_thread(snapshot.local_copy, model, arguments["revision"])
+    if path is None:
+        return CheckpointDigest(model, nonce, ()).to_json()
+    found = await asyncio.to_thread(digest.digest_checkpoint, path, nonce=nonce, full=arguments["full"])
+    if str(path) != model:
+        found = replace(found, files=tuple(f for f in found.files if snapshot.same_on_all_nodes(f.path)))
     return found.to_json()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longspan.daemon.snapshot import local_copy
 from longspan.daemon.versions import installed
 from longspan.launch.commands import CPU_BATCHED_TOKENS
 from longspan.launch.reference import Wish
@@ -71,17 +72,9 @@ def spare_gpu() -> tuple[int, int, str] | None:
 
 def wishes(arguments: dict[str, Any]) -> tuple[Wish, Wish] | str:
     """The reference in the deployment's dtype and the one in float32, or why no rank can be spared."""
-    model = Path(arguments["model"])
-    if not model.is_absolute():
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
-
-        try:
-            model = Path(
-                snapshot_download(arguments["model"], revision=arguments["revision"], local_files_only=True)
-            )
-        except (LocalEntryNotFoundError, ValueError, OSError):
-            return "this node's hub cache does not hold the checkpoint"
+    model = local_copy(arguments["model"], arguments["revision"])
+    if model is None:
+        return "this node's hub cache does not hold the checkpoint"
     # A split of the layers over stages is refused by an engine of one stage.
     not_ours = {KEY_FILE_VARIABLE, "VLLM_API_KEY", "VLLM_PP_LAYER_PARTITION"}
     env = {key: value for key, value in os.environ.items() if key not in not_ours}

@@ -248,7 +248,8 @@ class Steps:
                 self._call(node.name, "ports", {"address": node.address, "count": len(Ports._fields)}),
                 self._call(
                     node.name, "digest",
-                    {"model": self.spec.model, "nonce": self.nonce, "full": self.spec.full_digest},
+                    {"model": self.spec.model, "revision": self.spec.revision, "nonce": self.nonce,
+                     "full": self.spec.full_digest},
                 ),
             ]  # fmt: skip
         return actions
