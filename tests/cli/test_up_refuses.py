@@ -1,5 +1,6 @@
 """`up` with bad input: one paragraph with what was seen and what to do, its exit code, and nothing started."""
 
+import errno
 import json
 import os
 import socket
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from longspan import errors
-from longspan.cli import joining, main, prepare, room
+from longspan.cli import joining, keys, main, prepare, room
 from longspan.deployment import DeploymentSpec, NodeSpec
 
 pytestmark = pytest.mark.usefixtures("nothing_starts", "machine")
@@ -305,3 +306,21 @@ def test_no_traceback_unless_debug(longspan: Callable[..., Any], monkeypatch: py
     monkeypatch.setattr("sys.argv", ["longspan", "--debug", "up"])
     with pytest.raises(ZeroDivisionError):
         main.run()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "Free some space"), (errno.EROFS, "XDG_STATE_HOME"), (errno.EACCES, "right to write")]
+)  # fmt: skip
+def test_a_home_that_cannot_be_written(
+    longspan: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    """A full disk, a read-only home or one of another user's is no bug: the file is named, and what to do."""
+
+    def fails(path: Path, text: str) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(keys, "write_private", fails)
+    said = longspan("up", str(model))
+    refused(
+        said, errors.StateError, "state/longspan/default/api-key cannot be used", os.strerror(number), remedy
+    )

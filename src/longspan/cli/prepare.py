@@ -15,6 +15,7 @@ from longspan.cli.joining import probe_ray, read_cluster
 from longspan.cli.placing import cluster_nodes
 from longspan.cli.request import Request
 from longspan.cluster.hosts import HostsFile
+from longspan.daemon.places import own_files
 from longspan.daemon.versions import installed
 from longspan.deployment import DeploymentSpec, Device, NodeSpec
 from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError
@@ -142,7 +143,8 @@ def resolve_model(request: Request, progress: Any) -> Resolved:
     if request.model is None:
         from longspan.model import demo
 
-        path = demo.ensure_demo_model(progress)
+        with own_files(demo.models_directory()):
+            path = demo.ensure_demo_model(progress)
         return Resolved(str(path), "smollm2-135m-instruct", fetch.load_directory(path))
     path = Path(request.model).expanduser()
     if path.is_dir():

@@ -66,6 +66,19 @@ class Process:
         }  # fmt: skip
 
 
+def gpu_id(value: Any) -> int | str:
+    """A GPU as Ray names it: an index, or a UUID where CUDA_VISIBLE_DEVICES holds UUIDs (also of MIG slices).
+
+    Raises:
+        TypeError: neither.
+    """
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() else value
+    if isinstance(value, int):
+        return value
+    raise TypeError(f"{value!r} is no GPU")
+
+
 def ray_environment(token_file: str) -> dict[str, str]:
     """Token authentication in every process that speaks to our Ray; `ray start --address` does not turn it on."""
     return {
@@ -231,7 +244,7 @@ def mp_rank(
     node_rank: int,
     master_port: int,
     arguments: Sequence[str],
-    gpu_ids: Sequence[int],
+    gpu_ids: Sequence[int | str],
     env: Mapping[str, str],
 ) -> Process:
     """One node's part of the mp executor: the first serves, the others are headless followers."""
@@ -249,6 +262,8 @@ def mp_rank(
         **device_environment(spec), "VLLM_HOST_IP": node.address, "SPT_NOENV": "1", **env, **node.env,
     }  # fmt: skip
     if spec.device != "cpu":
-        full_env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, sorted(gpu_ids)))
+        full_env["CUDA_VISIBLE_DEVICES"] = ",".join(
+            map(str, sorted(gpu_ids, key=lambda gpu: (str(type(gpu)), gpu)))
+        )
     argv = (node.python, "-m", "longspan.launch.engine_main", *arguments, *rendezvous, *follower)
     return Process("engine", argv, "engine", full_env)

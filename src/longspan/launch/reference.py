@@ -85,7 +85,7 @@ async def make_reference(wish: Wish) -> Reference | NotMade:
     cached = _load(path)
     if cached is not None:
         return cached
-    needed, free = await asyncio.to_thread(_needed_bytes, wish), wish.free_bytes
+    needed, free = await asyncio.to_thread(needed_bytes, wish), wish.free_bytes
     free = available_memory_bytes() if free is None else free
     if needed > free:
         return NotMade(
@@ -124,7 +124,7 @@ async def engine_version(python: str = sys.executable, env: Mapping[str, str] | 
     return output.decode().strip() or "unknown"
 
 
-def _needed_bytes(wish: Wish) -> int:
+def needed_bytes(wish: Wish) -> int:
     """Weights in the dtype asked for, and the overhead. float32 doubles what is stored in 16 bits."""
     return weights_bytes(wish.model) * (2 if wish.dtype == "float32" else 1) + _OVERHEAD_BYTES
 
