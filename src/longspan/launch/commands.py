@@ -49,19 +49,17 @@ class Process:
         name: unique within the agent.
         env: added to the agent's own environment.
         stdin: text for its standard input; empty for none.
-        group: what is stopped together ("ray", "engine", "gateway").
     """
 
     name: str
     argv: tuple[str, ...]
-    group: str
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """For the wire."""
         return {
-            "name": self.name, "argv": list(self.argv), "group": self.group, "env": dict(self.env),
+            "name": self.name, "argv": list(self.argv), "env": dict(self.env),
             "stdin": self.stdin,
         }  # fmt: skip
 
@@ -140,7 +138,7 @@ def ray_start(
     env = {**ray_environment(token_file), **node.env}
     if node.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
-    return Process("ray", argv, "ray", env)
+    return Process("ray", argv, env)
 
 
 def engine_arguments(spec: DeploymentSpec, *, host: str, port: int) -> list[str]:
@@ -226,7 +224,7 @@ def launcher(
         **first.env,
     }
     argv = (first.python, "-m", "longspan.launch.ray_driver")
-    return Process("launcher", argv, "engine", env, json.dumps(wanted))
+    return Process("launcher", argv, env, json.dumps(wanted))
 
 
 def _hook_environment(spec: DeploymentSpec) -> dict[str, str]:
@@ -266,4 +264,4 @@ def mp_rank(
             map(str, sorted(gpu_ids, key=lambda gpu: (str(type(gpu)), gpu)))
         )
     argv = (node.python, "-m", "longspan.launch.engine_main", *arguments, *rendezvous, *follower)
-    return Process("engine", argv, "engine", full_env)
+    return Process("engine", argv, full_env)

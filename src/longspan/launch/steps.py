@@ -413,7 +413,6 @@ class Steps:
         gateway = Process(
             "gateway",
             (self.python, "-m", "longspan.gateway", "--config", self.paths.gateway_config),
-            "gateway",
         )
         return [SetGateway("out", "the engine is starting"), Start(FRONT, gateway), *self.group.start()]
 
