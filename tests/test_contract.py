@@ -43,9 +43,11 @@ IO_MODULES = {
     "daemon.functions",
     "daemon.places",
     "daemon.processes",
+    "daemon.reach",
     "daemon.snapshot",
     "daemon.spare",
     "daemon.starting",
+    "daemon.sweep",
     "daemon.versions",
     "launch.prover",
     "launch.reference",
@@ -69,6 +71,9 @@ IO_MODULES = {
     "gateway.watch",
     "gateway.workers",
     "doctor.bundle",
+    "doctor.fetch",
+    "doctor.flight",
+    "doctor.kept",
     "doctor.live",
 }
 IMPURE_IMPORTS = {

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from longspan.cluster.container import Container
+
 Executor = Literal["ray", "mp"]
 Device = Literal["cpu", "cuda", "rocm"]
 
@@ -18,6 +20,8 @@ class NodeSpec:
         python: the interpreter that has Longspan and the engine there.
         env: variables set for everything started on this node (network interface, HCA, …).
         gpu_ids: the devices Ray may use there; empty means all.
+        slurm: the allocation that a job step on it names: "42", or "42+1" in a heterogeneous job; None elsewhere.
+        container: what everything of ours runs in there; None for none.
     """
 
     name: str
@@ -27,6 +31,13 @@ class NodeSpec:
     python: str = "python3"
     env: dict[str, str] = field(default_factory=dict)
     gpu_ids: tuple[int, ...] = ()
+    slurm: str | None = None
+    container: Container | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine, as far as the way to reach it tells."""
+        return self.ssh is None and self.slurm is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +90,10 @@ class DeploymentSpec:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "DeploymentSpec":
         """The inverse of `to_json`."""
-        nodes = tuple(NodeSpec(**{**node, "gpu_ids": tuple(node["gpu_ids"])}) for node in document["nodes"])
+        nodes = tuple(_node(node) for node in document["nodes"])
         return cls(**{**document, "nodes": nodes, "vllm_arguments": tuple(document["vllm_arguments"])})
+
+
+def _node(document: dict[str, Any]) -> NodeSpec:
+    container = Container.from_json(document["container"]) if document.get("container") else None
+    return NodeSpec(**{**document, "gpu_ids": tuple(document["gpu_ids"]), "container": container})

@@ -152,6 +152,18 @@ class ProbeError(LongspanError):
     exit_code = 42
 
 
+class SlurmError(LongspanError):
+    """Slurm does not answer, or the allocation cannot be used."""
+
+    exit_code = 80
+
+
+class NoTokenError(LongspanError):
+    """A token was asked for and none came, nor does the gateway see any move."""
+
+    exit_code = 81
+
+
 class LogUnreadableError(LongspanError):
     """A log that the doctor should read does not exist or may not be read."""
 

@@ -48,12 +48,13 @@ class Host(Protocol):
 def _run(
     name: str, argv: Sequence[str], timeout_seconds: float, env: Mapping[str, str] | None, stdin: str | None
 ) -> Completed:
+    """`env` is the whole environment; None for ours."""
     try:
         done = subprocess.run(
             list(argv),
             capture_output=True,
             timeout=timeout_seconds,
-            env=None if env is None else {**os.environ, **env},
+            env=env,
             input=None if stdin is None else stdin.encode(),
             stdin=subprocess.DEVNULL if stdin is None else None,
             check=False,
@@ -91,6 +92,11 @@ class LocalHost:
 
     name: str = "localhost"
 
+    def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+        """The command line as it is run here."""
+        words = [f"{key}={value}" for key, value in (env or {}).items()]
+        return ["env", *words, *argv] if words else list(argv)
+
     def run(
         self,
         argv: Sequence[str],
@@ -100,7 +106,8 @@ class LocalHost:
         stdin: str | None = None,
     ) -> Completed:
         """See `Host.run`."""
-        return _run(self.name, argv, timeout_seconds, env, stdin)
+        whole = None if env is None else {**os.environ, **env}
+        return _run(self.name, argv, timeout_seconds, whole, stdin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,36 @@ class SshHost:
                 f"{self.name} cannot be reached: {reason[0]}", f"Try `ssh {self.target} true` until it works."
             )
         return done
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmHost:
+    """A node of a Slurm allocation, reached by a job step of one task (`cluster.slurm` makes the words).
+
+    Attributes:
+        step_words: srun and its options, up to the command.
+        env: the whole environment of srun, which hands it on.
+    """
+
+    name: str
+    step_words: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+        """The srun command line; no shell splits it again."""
+        words = [f"{key}={value}" for key, value in (env or {}).items()]
+        return [*self.step_words, *(["env", *words] if words else []), *argv]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """See `Host.run`."""
+        return _run(self.name, self.argv(argv, env), timeout_seconds, self.env, stdin)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ def test_versions(package: str, version: str, old: bool) -> None:
     ("deployment", "node", "says"),
     [
         ("cuda", "cpu", "b has no GPU"),
-        ("cpu", "cuda", "b has NVIDIA GPUs"),
+        ("rocm", "cuda", "b has NVIDIA GPUs"),
         ("cuda", "rocm", "b has AMD GPUs"),
     ],
 )
@@ -39,6 +39,7 @@ def test_a_node_of_another_device(deployment: str, node: str, says: str) -> None
     assert found is not None
     assert says in found[0]
     assert unfit(NODES, {"a": FACTS, "b": FACTS}, deployment) is None
+    assert unfit(NODES, facts, "cpu") is None  # --device cpu, to rehearse where there are GPUs
 
 
 def test_one_minimum() -> None:

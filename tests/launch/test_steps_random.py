@@ -53,7 +53,7 @@ answers = st.one_of(
                 ("facts", {"ray": "2.60.0", "vllm": "0.32.0", "python": "3.11.2"}), ("write", {}), ("ports", [1, 2, 3, 4, 5]), ("digest", None),
                 ("ranks", {"100": []}), ("ranks", {"101": []}), ("ranks", {}), ("reference", reference(-1.0)),
                 ("reference", reference(-2.0)), ("reference", {"skipped": "no"}), ("stopped", {"left": []}),
-                ("stopped", None), ("unasked", 1),
+                ("stopped", None), ("unasked", 1), ("collect", {}),
             ]
         ),
         names,

@@ -34,14 +34,18 @@ def device_of(hosts: HostsFile | None, in_ray: Sequence[Mapping[str, Any]] = ())
         return machine.device()
     used = [host for host in hosts.hosts if host.gpus != 0]
     typed = typed_device(used)
-    local = [host for host in used if host.ssh is None] if hosts.ray_address is None else []
+    local = (
+        [host for host in used if host.ssh is None and host.slurm is None]
+        if hosts.ray_address is None
+        else []
+    )
     if local:
         here = machine.device()
         if typed and here != typed:
             raise CapacityError(
                 f"The cluster file gives {local[0].name} GPUs for {typed}, this machine ({local[0].name}) has"
                 f" {'no GPU' if here == 'cpu' else f'GPUs for {here}'}.",
-                "Add ssh = … if the node is another machine. To rehearse on processors, write a plain number: gpus = 2.",
+                "Add ssh = … if the node is another machine, or say --device cpu to rehearse on processors.",
             )
         return here
     if typed:

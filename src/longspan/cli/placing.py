@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from longspan.cli.request import Request
-from longspan.cluster.hosts import HostsFile
+from longspan.cluster.hosts import HostEntry, HostsFile
 from longspan.deployment import NodeSpec
 from longspan.errors import CapacityError, InputError
 from longspan.model.facts import ModelFacts
@@ -145,7 +145,7 @@ def cluster_nodes(hosts: HostsFile, in_ray: Sequence[Mapping[str, Any]] = ()) ->
                 f"The cluster file does not say how many GPUs {', '.join(bare)} has.", "Add gpus = …"
             )
         return tuple(
-            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, h.python or sys.executable, h.env)
+            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, _python(h), h.env, (), h.slurm, h.container)
             for h in hosts.hosts
             if h.gpus
         )
@@ -174,3 +174,8 @@ def cluster_nodes(hosts: HostsFile, in_ray: Sequence[Mapping[str, Any]] = ()) ->
             NodeSpec(host.name, host.address, gpus, host.ssh, host.python or sys.executable, host.env)
         )
     return tuple(node for node in found if node.gpus)
+
+
+def _python(host: HostEntry) -> str:
+    """The file's; else the image's, or ours where the host's own Python is used."""
+    return host.python or (host.container.python if host.container else sys.executable)

@@ -4,27 +4,37 @@ import hashlib
 import json
 import re
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longspan.cli import machine, placing, plan_choice
+from longspan.cli import allocation, machine, placing, plan_choice
 from longspan.cli.devices import device_of
 from longspan.cli.joining import probe_ray, read_cluster
 from longspan.cli.placing import cluster_nodes
 from longspan.cli.request import Request
-from longspan.cluster.hosts import HostsFile
+from longspan.cluster.hosts import HostsFile, parse_hosts
 from longspan.daemon.places import own_files
 from longspan.daemon.versions import installed
 from longspan.deployment import DeploymentSpec, Device, NodeSpec
-from longspan.errors import CapacityError, EngineMissingError, InputError, LayoutError, ModelError
+from longspan.errors import (
+    CapacityError,
+    EngineMissingError,
+    InputError,
+    LayoutError,
+    ModelError,
+    RayError,
+    SlurmError,
+)
 from longspan.launch.owned_flags import refuse_owned_flags
 from longspan.launch.requirements import too_old
 from longspan.model.facts import ModelFacts
 from longspan.plan import Layout
 from longspan.planner import legality
 
+RAY_POLL_SECONDS = 3.0
 HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -38,21 +48,30 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         LongspanError: one of its kinds, each with its exit code.
     """
     refuse_owned_flags(request.vllm_arguments)
-    for flag, value in (("--tp", request.tp), ("--pp", request.pp), ("--nodes", request.nodes)):
+    sizes = (
+        ("--tp", request.tp), ("--pp", request.pp), ("--nodes", request.nodes), ("--gpus-per-node", request.gpus_per_node),
+    )  # fmt: skip
+    for flag, value in sizes:
         if value is not None and value < 1:
             raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
-    if request.cluster and request.nodes:
-        raise InputError("--nodes is for this machine, --cluster names the nodes.", "Give one of them.")
+    for flag, cluster in (("--cluster", request.cluster), ("--ray", request.ray)):
+        if cluster and request.nodes:
+            raise InputError(f"--nodes is for this machine, {flag} names the nodes.", "Give one of them.")
+    if request.cluster and request.ray:
+        raise InputError("--ray and --cluster both name a cluster.", "Write [ray] into the cluster file.")
+    if request.ray_wait_seconds and not request.ray:
+        raise InputError("--ray-wait is for --ray.", "Leave it out.")
     request, choice = plan_choice.with_plan(request)
     require_engine()
     found = resolve_model(request, progress)
     facts = found.facts
-    hosts = read_cluster(request.cluster) if request.cluster else None
+    hosts, device = the_hosts(request, request.device or machine.device(), progress)
     if choice and hosts and hosts.hosts:
         hosts = plan_choice.needed_hosts(choice, hosts)
     in_ray = probe_ray(hosts.ray_address) if hosts and hosts.ray_address else []
     on_cluster = cluster_nodes(hosts, in_ray) if hosts else None
-    device = device_of(hosts, in_ray)
+    if request.device is None and not (hosts and any(host.slurm for host in hosts.hosts)):
+        device = device_of(hosts, in_ray)
     if choice is None:
         tp, pp, nodes = place(request, facts, device, on_cluster)
         layout = Layout(tp=tp, pp=pp)
@@ -79,6 +98,77 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     # The wish is the revision as it was typed: `up` a second time is no other wish because the hub has moved on.
     identity = hashlib.sha256(text.encode()).hexdigest()[:16]
     return replace(spec, identity=identity, revision=found.commit)
+
+
+def the_hosts(request: Request, device: Device, progress: Any) -> tuple[HostsFile | None, Device]:
+    """The cluster file's hosts, or those of the Slurm allocation that this runs in; None for this machine alone.
+
+    Returns:
+        the hosts, and the device of their ranks: a login node has no GPU and the nodes that Slurm gave have.
+
+    Raises:
+        InputError: the file, or an option that does not fit. SlurmError: the allocation.
+    """
+    hosts = None
+    if request.cluster:
+        hosts = read_cluster(request.cluster)
+    elif request.ray:
+        hosts = parse_hosts(f"[ray]\naddress = {json.dumps(request.ray)}\n", "--ray")
+        wait_for_ray(request, progress)
+    elif not request.nodes:  # --nodes is this machine, also inside an allocation
+        hosts = allocation.allocated_hosts()
+    if hosts is None or not hosts.hosts or not all(host.slurm for host in hosts.hosts):
+        if request.gpus_per_node:
+            raise InputError(
+                "--gpus-per-node is for a Slurm allocation of several nodes, and this is none.",
+                "Write gpus = … into the cluster file, or leave it out.",
+            )
+        return hosts, device
+    if device == "cpu" and request.device is None and any(host.gpus for host in hosts.hosts):
+        device = "cuda"
+    default = request.gpus_per_node or (1 if device == "cpu" else None)
+    entries = tuple(replace(host, gpus=default if host.gpus is None else host.gpus) for host in hosts.hosts)
+    if bare := [host.name for host in entries if host.gpus is None]:
+        raise SlurmError(
+            f"Slurm gave the job no GPU on {', '.join(bare)}.",
+            "Ask for them (sbatch --gres=gpu:8 …); where Slurm does not count GPUs, say --gpus-per-node 8.",
+        )
+    gpus = sum(host.gpus or 0 for host in entries)
+    progress(f"Slurm allocation: {len(entries)} nodes, {gpus} GPUs (--nodes 1 stays on this machine)")
+    return replace(hosts, hosts=entries), device
+
+
+def wait_for_ray(request: Request, progress: Any) -> None:
+    """Waits until a Ray that is still coming up offers the GPUs that are asked for; a count of nodes proves nothing.
+
+    Raises:
+        RayError: it cannot be joined. CapacityError: it has too few GPUs when the time is over.
+    """
+    assert request.ray is not None
+    wanted = (request.tp or 1) * (request.pp or 1)
+    deadline = time.monotonic() + request.ray_wait_seconds
+    said = ""
+    while request.ray_wait_seconds:
+        late = time.monotonic() > deadline
+        try:
+            have = sum(node["gpus"] for node in probe_ray(request.ray))
+        except RayError as error:
+            if late:
+                raise
+            now = error.what
+        else:
+            if have >= wanted:
+                return
+            now = f"The Ray cluster at {request.ray} offers {have} of {wanted} GPUs."
+            if late:
+                raise CapacityError(
+                    f"{now} Nothing changed within {request.ray_wait_seconds} s.",
+                    "`ray status` shows which nodes are missing.",
+                )
+        if now != said:
+            progress(f"{now} Waiting …")
+        said = now
+        time.sleep(RAY_POLL_SECONDS)
 
 
 def place_planned(

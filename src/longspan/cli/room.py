@@ -48,8 +48,8 @@ def check_room(checkpoint: Path | None, spec: DeploymentSpec) -> None:
 
 
 def _is_here(node: NodeSpec, spec: DeploymentSpec) -> bool:
-    """Whether the node is this machine for sure: we start its agent as a child, neither over ssh nor through Ray."""
-    return node.ssh is None and spec.ray_address is None
+    """Whether the node is this machine for sure: we start its agent as a child, neither over ssh nor by Slurm or Ray."""
+    return node.is_here and spec.ray_address is None
 
 
 def check_port(listen: str) -> None:

@@ -1,6 +1,7 @@
 """`longspan up`: makes the deployment true, shows the phases, ends with real tokens and a proof."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from longspan.errors import (
     ProofError,
     RayError,
 )
+from longspan.finding import Finding
 
 FAILURES: dict[str, type[LongspanError]] = {
     "host": HostError,
@@ -63,7 +65,21 @@ class UpCommand(click.Command):
     help="A plan of `longspan plan --save`: model, layout, GPUs and vLLM's arguments come from it.",
 )
 @click.option("--replica", help="Which of the plan's replicas, such as r0.")
+@click.option("--ray", metavar="HOST:PORT", help="Join the Ray cluster that runs there, with all its nodes.")
+@click.option(
+    "--ray-wait",
+    type=int,
+    default=0,
+    metavar="SECONDS",
+    help="How long to wait for that Ray and its GPUs.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "rocm", "cpu"]),
+    help="What the nodes have.  [default: what the cluster file, Ray or the nodes themselves say]",
+)
 @click.option("--executor", type=click.Choice(["ray", "mp"]), help="[default: ray]")
+@click.option("--gpus-per-node", type=int, help="In a Slurm allocation whose GPUs Slurm does not count.")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
 @click.option("--served-name", help="The model name that clients use.")
 @click.option(
@@ -77,6 +93,16 @@ class UpCommand(click.Command):
 @click.option(
     "--full", "full_digest", is_flag=True, help="Compare every byte of the checkpoint on all nodes."
 )
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The clients' key, out of a file. [default: one is made and kept]",
+)
+@click.option(
+    "--foreground",
+    is_flag=True,
+    help="Stay until the deployment is gone; SIGTERM takes it down. For Slurm, containers and systemd.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @click.pass_context
 def command(
@@ -88,12 +114,18 @@ def command(
     cluster: Path | None,
     plan: Path | None,
     replica: str | None,
+    ray: str | None,
+    ray_wait: int,
+    device: Any,
     executor: Any,
+    gpus_per_node: int | None,
     name: str,
     served_name: str | None,
     listen: str,
     revision: str | None,
     full_digest: bool,
+    api_key_file: Path | None,
+    foreground: bool,
     as_json: bool,
 ) -> int:
     """Serve MODEL (a directory or a Hugging Face id; the demo model where it is left out).
@@ -104,26 +136,59 @@ def command(
     places = Places.of(name)
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
-        ctx.meta.get("vllm_arguments", ()), plan, replica,
+        ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
+    if foreground:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: down, and wait for it
     record = places.running()
     if record:
-        return _already(record, places, spec, as_json)
+        _already(record, places, spec, as_json)
+        return _stay(record, places) if foreground else 0
     if orphaned := places.record():
         click.echo("The last controller died; ending what it left …", err=True)
         control.end_by_mark(places, orphaned)
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
-    with own_files(places.root):
-        key, new_key = ensure_api_key(places)
-        record = control.start_controller(places, spec, _controller_host(spec))
-    status = _watch(record, places)
+    try:
+        with own_files(places.root):
+            key, new_key = ensure_api_key(places, api_key_file)
+            record = control.start_controller(places, spec, _controller_host(spec))
+        status = _watch(record, places)
+    except KeyboardInterrupt:
+        # Also before the first line was shown: whatever has been started by then is taken down.
+        click.echo("\nInterrupted: taking everything down …", err=True)
+        if started := places.running():
+            control.take_down(started)
+        raise click.Abort from None
     if status["phase"] == "gone":
         raise _failure(status)
     _announce(status, key if new_key else None, as_json)
-    return 0
+    return _stay(record, places) if foreground else 0
+
+
+def _stay(record: dict[str, Any], places: Places) -> int:
+    """Until the deployment is gone: by `down` or a signal to us (0), or because it failed.
+
+    Raises:
+        LongspanError: what it failed of.
+    """
+    stopped = False
+    while True:
+        try:
+            for status in control.follow(record, places):
+                if status["phase"] == "gone":
+                    if status.get("failure"):
+                        raise _failure(status)
+                    return 0
+        except KeyboardInterrupt:
+            if stopped:
+                raise click.Abort from None
+            stopped = True
+            click.echo("Signalled: taking everything down …", err=True)
+            control.take_down(record)
+            return 0
 
 
 def _controller_host(spec: DeploymentSpec) -> str:
@@ -144,7 +209,7 @@ def _controller_host(spec: DeploymentSpec) -> str:
         return str(probe.getsockname()[0])
 
 
-def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_json: bool) -> int:
+def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_json: bool) -> None:
     """`up` a second time: nothing changes when the same thing is wanted.
 
     Raises:
@@ -164,25 +229,18 @@ def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_js
     else:
         click.echo("Already serving; nothing changed.", err=True)
     _announce(status, None, as_json)
-    return 0
 
 
 def _watch(record: dict[str, Any], places: Places) -> dict[str, Any]:
-    """Shows the phases until the deployment serves or is gone; Ctrl-C takes it down and waits for that."""
+    """Shows the phases until the deployment serves or is gone."""
     from longspan.cli.render import PhaseView
 
     status: dict[str, Any] = {}
     with PhaseView() as view:
-        try:
-            for status in control.follow(record, places):
-                view.update(status)
-                if status["phase"] in {"serving", "gone"}:
-                    return status
-        except KeyboardInterrupt:
-            click.echo("\nInterrupted: taking everything down …", err=True)
-            control.request(record, "/v1/down", post=True)
-            control.wait_until_gone(record, 60)
-            raise click.Abort from None
+        for status in control.follow(record, places):
+            view.update(status)
+            if status["phase"] in {"serving", "gone"}:
+                return status
     return status
 
 
@@ -196,15 +254,17 @@ def _failure(status: dict[str, Any]) -> LongspanError:
 
 def _diagnosis(status: dict[str, Any]) -> str:
     """What the doctor makes of a launch that failed: its best finding, and what the last good launch had other."""
+    from longspan.cli import doctor_logs
     from longspan.cli.doctor_live import change_lines, connected, spec_of
-    from longspan.doctor.collect import diagnose
 
     try:
-        findings = list(diagnose([Path(status["logs"])]).findings)
+        findings: list[Finding] = []
         changes: list[tuple[str, str, str]] = []
         places = Places(Path(status["state_dir"]))
         if spec := spec_of(places):
-            findings, changes = connected(findings, places, spec, status)
+            left = doctor_logs.read(places, spec)
+            found = doctor_logs.with_survivors(left, status).findings
+            findings, changes = connected(found, places, spec, status)
     except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
         return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
     told = ""

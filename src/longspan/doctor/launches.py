@@ -13,6 +13,8 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "driver": ("driver-too-old", "cuda-driver-mismatch", "fabricmanager-down", "collective-hang"),
     "nccl": ("nccl-env-mismatch", "nccl-init-hang", "collective-hang", "collective-desync"),
     "ray": ("version-mismatch-ray", "ray-node-lost"),
+    "torch": ("worker-env-differs", "gpu-arch-unsupported", "driver-too-old", "collective-hang"),
+    "checkpoint": ("weights-corrupt", "model-path-missing", "oom-weights", "model-arch-unsupported"),
     "python": ("version-mismatch-ray", "worker-env-differs"),
     "vllm": ("worker-env-differs", "model-arch-unsupported", "collective-desync"),
     "address": ("host-ip-mismatch", "nccl-wrong-interface", "gloo-wrong-interface"),
@@ -23,7 +25,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
 
 
 # What an agent finds on its node; unknown until it has answered.
-_FACTS = ("python", "ray", "vllm")
+_FACTS = ("python", "ray", "vllm", "torch", "nccl", "driver", "checkpoint")
 _SECRET_FLAG = re.compile(r"--[\w-]*(?:key|token|password|secret)[\w-]*", re.IGNORECASE)
 
 

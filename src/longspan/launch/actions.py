@@ -53,4 +53,11 @@ class StopAll:
     node: str
 
 
-Action = StartAgents | Start | Call | Ask | SetGateway | StopAll
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """End what a node's agent left that does not answer any more. Answered as `swept:<node>`."""
+
+    node: str
+
+
+Action = StartAgents | Start | Call | Ask | SetGateway | StopAll | Sweep

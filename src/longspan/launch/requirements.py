@@ -44,9 +44,9 @@ def unfit(nodes: Sequence[NodeSpec], facts: Mapping[str, Any], device: str) -> t
                     f"Install a newer {NAMES[package]} there.",
                 )
         here = found.get("device") or device
-        if here != device:
+        if here != device and device != "cpu":  # processors are everywhere: --device cpu may be a wish
             return (
                 f"The deployment is for {_DEVICES[device]}, {node.name} has {_DEVICES.get(here, here)}.",
-                'Say in the cluster file which GPUs the nodes have, such as gpus = "8x H100-SXM-80GB"; leave others out.',
+                'Say which GPUs the nodes have: gpus = "8x H100-SXM-80GB" in the cluster file, or --device.',
             )
     return None

@@ -10,13 +10,13 @@ gateway; from the reservation to the proof the engine's `Group` is at work insid
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.finding import Finding
 from longspan.launch import commands
-from longspan.launch.actions import Action, Call, SetGateway, Start, StartAgents, StopAll
+from longspan.launch.actions import Action, Call, SetGateway, Start, StartAgents
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.commands import Process
 from longspan.launch.events import (
@@ -32,9 +32,10 @@ from longspan.launch.events import (
 )
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.group import ENGINE_PROCESSES, Group
-from longspan.launch.phases import strip_colour
+from longspan.launch.phases import said, strip_colour
 from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
+from longspan.launch.stopping import Stopping
 from longspan.launch.words import EVENT_MARK
 
 PHASES = ("agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified")
@@ -49,12 +50,15 @@ QUIET_SECONDS: dict[str, float] = {
     "agents": 60, "checkpoint": 1800, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
     "first token": 300, "verified": 1800,
 }  # fmt: skip
-# While everything is being stopped: how long an agent may be silent, and how long one that was being started is
-# waited for. Longer than ssh takes to give up a host that does not answer (10 s).
-STOP_SILENT_SECONDS = 30.0
-STOP_JOIN_SECONDS = 20.0
+# Phases whose processes may still live when something fails: what they wait for is taken down before they are ended.
+LIVE_PHASES = frozenset({"ray", "reservation", "engine", "gateway", "first token", "verified", "serving"})
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
 SILENT_SECONDS = 40.0
+MAX_TOLD = 10_000
+MAX_HISTORY = 20_000
+# A log that goes on while it serves never ends: each node keeps its own, and here only the last of it stays.
+SERVING_HISTORY = 2_000
+SERVING_LINES = 20
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -67,10 +71,11 @@ class Steps:
         secrets: contents of the token and key files, by path; written by the agents, never printed.
         joined: agents that answer; `not_started`: those that could not be started.
         waiting: calls without an answer yet; any other answer is dropped. The group has its own.
-        stopping: while stopping, the agents whose confirmation is awaited; `stopped_in`: the phase before.
+        stopped_in: the phase in which the end began; `stopping` is that end.
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         facts: node -> what its agent found there.
         group: the engine's ranks, from the moment Ray is there.
+        told: what the logs have said so far, without the time at which they said it.
         followed: how much of the group's timeline has been taken over.
     """
 
@@ -86,7 +91,7 @@ class Steps:
     joined: set[str] = field(default_factory=set)
     not_started: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
-    stopping: set[str] = field(default_factory=set)
+    stopping: Stopping | None = None
     stopped_in: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, CheckpointDigest | None] = field(default_factory=dict)
@@ -99,6 +104,7 @@ class Steps:
     findings: list[Finding] = field(default_factory=list)
     failure: Failure | None = None
     last_sign: float = 0.0
+    told: set[str] = field(default_factory=set)
     tails: dict[str, list[str]] = field(default_factory=dict)
     history: list[tuple[float, Event]] = field(default_factory=list)
     now: float = 0.0
@@ -117,18 +123,22 @@ class Steps:
         """Takes one event, returns what to do about it. What changed nothing but the clock is not kept in `history`."""
         self.now = now
         before = self.phase, len(self.findings)
+        if self.phase == "serving" and isinstance(event, Lines):
+            event = replace(event, lines=event.lines[-SERVING_LINES:])
         actions = self._handle(event)
         clock = isinstance(event, Tick | AgentSilent)
         if not clock or actions or before != (self.phase, len(self.findings)):
             self.history.append((now, event))
-            del self.history[:-20_000]
+            del self.history[: -MAX_HISTORY if self.phase != "serving" else -SERVING_HISTORY]
         return actions
 
     def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, DownAsked):
             return self._stop()
-        if self.phase in {"stopping", "gone"}:
-            return self._while_stopping(event)
+        if self.stopping:
+            actions = self.stopping.handle(event, self.now)
+            self._end_if_done()
+            return actions
         handlers: dict[type, Callable[[Any], list[Action]]] = {
             AgentJoined: self._agent_joined,
             AgentSilent: self._agent_silent,
@@ -138,7 +148,9 @@ class Steps:
             Lines: self._lines,
             Tick: self._tick,
         }
-        if not isinstance(event, Tick | AgentSilent):
+        if not isinstance(event, Tick | AgentSilent) and not (
+            isinstance(event, Lines) and not self._something_new(event)
+        ):
             self.last_sign = self.now
         return handlers[type(event)](event)
 
@@ -162,14 +174,14 @@ class Steps:
         if self.phase in PHASES:
             self.ended[self.phase] = self.now
         self.phase = phase
-        self.started[phase] = self.now
+        self.started[phase] = self.last_sign = self.now
 
     def _follow(self, actions: list[Action]) -> list[Action]:
         """Takes over what the group has come to; `actions` are what it wants done."""
         group = self.group
         assert group is not None
         for phase, at in group.timeline[self.followed :]:
-            self.ended[self.phase] = self.started[phase] = at
+            self.ended[self.phase] = self.started[phase] = self.last_sign = at
             self.phase = phase
         self.followed = len(group.timeline)
         self.findings += group.findings
@@ -182,56 +194,49 @@ class Steps:
         """Remembers why and takes everything down; the controller reports it."""
         if self.failure is None:
             self.failure = Failure(kind, self.phase, what, remedy)
-        return self._stop()
+        return self._stop(collect=kind != "proof")  # the ranks of a deployment that answers hang nowhere
 
-    def _stop(self) -> list[Action]:
+    def _stop(self, *, collect: bool = False) -> list[Action]:
+        """Takes everything down; with `collect` after the nodes have given what explains a silence."""
         if self.phase in {"stopping", "gone"}:
-            return []
+            return self.stopping.hurry() if self.stopping and not collect else []
         self.stopped_in = self.phase
         self._enter("stopping")
         self.waiting.clear()
         if self.group:
             self.group.waiting.clear()
         # An agent that is being started is waited for: nobody else would end it before its lease.
-        self.stopping = set(self.agents) - self.not_started
+        self.stopping = Stopping(
+            tuple(self.agents),
+            self.joined,
+            set(self.agents) - self.not_started,
+            self.now,
+            findings=self.findings,
+        )
         actions: list[Action] = []
         if self.gateway_up:
             actions.append(SetGateway("out", "the deployment is being stopped"))
-        actions += [StopAll(name) for name in self.agents if name in self.joined]
-        if not self.stopping:
-            self._enter("gone")
+        actions += self.stopping.begin(self._collect() if collect and self.stopped_in in LIVE_PHASES else [])
+        self._end_if_done()
         return actions
 
-    def _while_stopping(self, event: Event) -> list[Action]:
-        actions: list[Action] = []
-        match event:
-            case AgentJoined(node) if node in self.agents and node not in self.joined:
-                self.joined.add(node)
-                self.stopping.add(node)
-                actions = [StopAll(node)]
-            case StartFailed(node):
-                self.not_started.add(node)
-                self.stopping.discard(node)
-            case Answered(call, value) if call.startswith("stopped:") and call[8:] in self.stopping:
-                self.stopping.discard(call[8:])
-                for text in (value or {}).get("left", []):
-                    self.findings.append(Finding(call[8:], "error", "process-left", text))
-            case AgentSilent(node, seconds) if seconds > STOP_SILENT_SECONDS and node in self.stopping:
-                self._not_confirmed(node)
-            case Tick():
-                late = self.now - self.started["stopping"] > STOP_JOIN_SECONDS
-                for node in sorted(self.stopping - self.joined) if late else ():
-                    self._not_confirmed(node)
-        if not self.stopping and self.phase == "stopping":
-            self._enter("gone")
-        return actions
+    def _collect(self) -> list[Call]:
+        """Asks every node for the stacks, sockets and counters of what still runs there."""
+        ranks = self.group.ranks if self.group else {}
+        calls = []
+        for node in self.nodes:
+            if node.name in self.joined:
+                pids = {str(s.pid): rank for rank, s in ranks.items() if s.address == node.address}
+                arguments = {
+                    "name": node.name, "mark": self.mark, "joined": bool(self.spec.ray_address), "pids": pids,
+                    "tp": self.spec.tp, "age_seconds": self.now - self.started["agents"],
+                }  # fmt: skip
+                calls.append(Call(f"collect:{node.name}", node.name, "collect", arguments))
+        return calls
 
-    def _not_confirmed(self, node: str) -> None:
-        self.stopping.discard(node)
-        self.findings.append(
-            Finding(node, "error", "agent-silent", f"{node} did not confirm that it stopped",
-                    remedy="Its agent ends its own processes when it has lost the controller for its lease.")
-        )  # fmt: skip
+    def _end_if_done(self) -> None:
+        if self.phase == "stopping" and self.stopping and self.stopping.done:
+            self._enter("gone")
 
     # ---- agents
     def _agent_joined(self, event: AgentJoined) -> list[Action]:
@@ -269,7 +274,8 @@ class Steps:
         )
 
     def _start_failed(self, event: StartFailed) -> list[Action]:
-        self.not_started.add(event.node)
+        if event.node not in self.joined:  # else ssh broke off after it had started
+            self.not_started.add(event.node)
         return self.fail("host", f"The agent on {event.node} could not be started: {event.error}")
 
     # ---- answers
@@ -372,6 +378,17 @@ class Steps:
             if self.phase in {"stopping", "gone"}:
                 break  # what stands behind the line that failed must not start anything
         return actions
+
+    def _something_new(self, event: Lines) -> bool:
+        """Whether a log says anything that it has not said before. What waits for ever also writes: vLLM once a minute
+        that no message has come (shm_broadcast.py), the gateway whatever its clients ask meanwhile."""
+        if event.process == "gateway":
+            return False
+        texts = {said(line) for line in event.lines} - self.told
+        if len(self.told) > MAX_TOLD:
+            self.told.clear()
+        self.told |= texts
+        return bool(texts)
 
     def _line(self, node: str, process: str, line: str) -> list[Action]:
         if process == "ray":
