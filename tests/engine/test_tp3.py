@@ -21,7 +21,9 @@ def test_tp3_passes_the_proof_though_its_numbers_differ(
     proof = longspan.status()["proof"]
     figures = next(layer for layer in proof["layers"] if layer["name"] == "reference")
     assert figures["state"] == "passed"
-    assert figures["figures"]["mean_abs_nats"] > 0.005  # a proof that compared nothing with itself would find 0
+    assert (
+        figures["figures"]["mean_abs_nats"] > 0.005
+    )  # a proof that compared nothing with itself would find 0
     ranks = longspan.status()["ranks"]
     assert [rank["tp_rank"] for rank in ranks] == [0, 1, 2]
     assert all(rank["pid"] for rank in ranks)
