@@ -174,3 +174,9 @@ class BundleError(LongspanError):
     """The doctor's archive cannot be written."""
 
     exit_code = 61
+
+
+class CheckError(LongspanError):
+    """The pre-flight found an error on a node or between nodes, so a launch would fail or be wrong."""
+
+    exit_code = 70

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import queue
 import shlex
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,84 @@ class Completed:
     returncode: int
     stdout: str
     stderr: str
+
+
+class Conversation:
+    """One command that stays, spoken to line by line. It must end when its standard input ends.
+
+    Attributes:
+        errors: the last lines of its standard error.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Starts it; `env` is its whole environment, by default ours.
+
+        Raises:
+            HostError: the program does not exist.
+        """
+        try:
+            self._child = subprocess.Popen(
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=None if env is None else dict(env),
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise HostError(f"{argv[0]!r} is not installed on this machine.") from error
+        self.errors: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._threads = [threading.Thread(target=job, daemon=True) for job in (self._read, self._read_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            self._lines.put(line.decode(errors="replace").rstrip("\n"))
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self._child.stderr is not None
+        for line in self._child.stderr:
+            self.errors.append(line.decode(errors="replace").rstrip())
+            del self.errors[:-100]
+
+    def send(self, line: str) -> None:
+        """One line to its standard input; a command that is gone is noticed by `receive`."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):
+            self._child.stdin.write(line.encode() + b"\n")
+            self._child.stdin.flush()
+
+    def receive(self, timeout_seconds: float) -> str | None:
+        """The next line of its standard output, without the newline; None once it has ended.
+
+        Raises:
+            TimeoutError: no line came in time.
+        """
+        try:
+            line = self._lines.get(timeout=timeout_seconds)
+        except queue.Empty:
+            raise TimeoutError from None
+        if line is None:
+            self._lines.put(None)
+            self._threads[1].join(5)
+        return line
+
+    def close(self, grace_seconds: float = 3) -> int:
+        """Ends its input, waits, then ends the command; returns its exit status (negative: the signal)."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):
+            self._child.stdin.close()
+        try:
+            self._child.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+        status = self._child.wait()
+        for thread, pipe in zip(self._threads, (self._child.stdout, self._child.stderr), strict=True):
+            # What the command itself started may hold the pipe open; its reader then stays behind as a daemon.
+            thread.join(1)
+            if pipe is not None and not thread.is_alive():
+                pipe.close()
+        return status
 
 
 class Host(Protocol):
@@ -41,6 +121,14 @@ class Host(Protocol):
 
         Raises:
             HostError: the host cannot be reached, the program does not exist, or the time ran out.
+        """
+        ...
+
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """Starts a command and stays in touch with it.
+
+        Raises:
+            HostError: what reaches the host (ssh) is not installed here.
         """
         ...
 
@@ -109,6 +197,10 @@ class LocalHost:
         whole = None if env is None else {**os.environ, **env}
         return _run(self.name, argv, timeout_seconds, whole, stdin)
 
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`."""
+        return Conversation(argv)
+
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
@@ -147,6 +239,13 @@ class SshHost:
             )
         return done
 
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`. A host that falls silent is noticed within half a minute."""
+        words = self.argv(argv)
+        return Conversation(
+            [words[0], "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3", *words[1:]]
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SlurmHost:
@@ -177,6 +276,10 @@ class SlurmHost:
         """See `Host.run`."""
         return _run(self.name, self.argv(argv, env), timeout_seconds, self.env, stdin)
 
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`: a job step as long as the conversation."""
+        return Conversation(self.argv(argv), self.env)
+
 
 @dataclass(slots=True)
 class RecordedHost:
@@ -200,3 +303,7 @@ class RecordedHost:
             return self.answers[tuple(argv)]
         except KeyError:
             raise HostError(f"{argv[0]!r} is not installed on {self.name}.") from None
+
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """Nothing was recorded of it."""
+        raise HostError(f"{argv[0]!r} is not installed on {self.name}.")

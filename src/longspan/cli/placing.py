@@ -145,7 +145,7 @@ def cluster_nodes(hosts: HostsFile, in_ray: Sequence[Mapping[str, Any]] = ()) ->
                 f"The cluster file does not say how many GPUs {', '.join(bare)} has.", "Add gpus = …"
             )
         return tuple(
-            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, _python(h), h.env, (), h.slurm, h.container)
+            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, python_of(h), h.env, (), h.slurm, h.container)
             for h in hosts.hosts
             if h.gpus
         )
@@ -176,6 +176,6 @@ def cluster_nodes(hosts: HostsFile, in_ray: Sequence[Mapping[str, Any]] = ()) ->
     return tuple(node for node in found if node.gpus)
 
 
-def _python(host: HostEntry) -> str:
+def python_of(host: HostEntry) -> str:
     """The file's; else the image's, or ours where the host's own Python is used."""
     return host.python or (host.container.python if host.container else sys.executable)

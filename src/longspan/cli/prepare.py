@@ -13,12 +13,12 @@ from typing import Any
 from longspan.cli import allocation, machine, placing, plan_choice
 from longspan.cli.devices import device_of
 from longspan.cli.joining import probe_ray, read_cluster
-from longspan.cli.placing import cluster_nodes
+from longspan.cli.placing import cluster_nodes, python_of
 from longspan.cli.request import Request
 from longspan.cluster.hosts import HostsFile, parse_hosts
 from longspan.daemon.places import own_files
 from longspan.daemon.versions import installed
-from longspan.deployment import DeploymentSpec, Device, NodeSpec
+from longspan.deployment import DeploymentSpec, Device, NodeSpec, RayPorts
 from longspan.errors import (
     CapacityError,
     EngineMissingError,
@@ -92,12 +92,36 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         ray_address=hosts.ray_address if hosts else None,
         vllm_arguments=request.vllm_arguments,
         full_digest=request.full_digest,
+        ray_first_port=ports.first if (ports := ray_ports_of(hosts)) else None,
+        ray_head=ray_head_of(hosts),
     )
     check_layout(facts, spec, layout)
     text = json.dumps(asdict(spec), sort_keys=True)
     # The wish is the revision as it was typed: `up` a second time is no other wish because the hub has moved on.
     identity = hashlib.sha256(text.encode()).hexdigest()[:16]
     return replace(spec, identity=identity, revision=found.commit)
+
+
+def ray_ports_of(hosts: HostsFile | None) -> RayPorts | None:
+    """The fixed ports of our Ray; None for nodes that share a machine, and for a Ray that already runs."""
+    if hosts is None or hosts.ray_address is not None:
+        return None
+    shared = sum(host.ssh is None and host.slurm is None for host in hosts.hosts) > 1
+    if shared or any(host.address.startswith("127.") for host in hosts.hosts):
+        return None
+    return RayPorts(hosts.first_port) if hosts.first_port else RayPorts()
+
+
+def ray_head_of(hosts: HostsFile | None) -> NodeSpec | None:
+    """The file's first host, where it has no GPU: it runs Ray's head and holds no rank."""
+    if hosts is None or hosts.ray_address is not None or not hosts.hosts:
+        return None
+    first = hosts.hosts[0]
+    if first.gpus != 0:
+        return None
+    return NodeSpec(
+        first.name, first.address, 0, first.ssh, python_of(first), first.env, (), first.slurm, first.container
+    )
 
 
 def the_hosts(request: Request, device: Device, progress: Any) -> tuple[HostsFile | None, Device]:

@@ -8,15 +8,20 @@ from typing import Any
 
 import click
 
-from longspan.cli import control
+from longspan.cli import check_record, control, preflighting
+from longspan.cli.joining import read_cluster
 from longspan.cli.keys import ensure_api_key
 from longspan.cli.prepare import prepare
 from longspan.cli.request import Request
 from longspan.cli.room import check_port, check_room
-from longspan.daemon.places import Places, own_files
+from longspan.cluster.hosts import HostsFile
+from longspan.daemon.launch_store import LaunchStore
+from longspan.daemon.places import Places, own_files, write_private
 from longspan.deployment import DeploymentSpec
+from longspan.doctor.launches import changes_since, recorded
 from longspan.errors import (
     CapacityError,
+    CheckError,
     DeploymentExistsError,
     HostError,
     LaunchError,
@@ -147,7 +152,12 @@ def command(
         return _stay(record, places) if foreground else 0
     if orphaned := places.record():
         click.echo("The last controller died; ending what it left …", err=True)
+        for text in control.sweep_elsewhere(places, orphaned):
+            click.echo(f"  {text}", err=True)
         control.end_by_mark(places, orphaned)
+    places.preflight.unlink(missing_ok=True)
+    if spec.ray_address or not all(node.is_here for node in spec.ray_nodes()):
+        spec = _preflight(spec, read_cluster(cluster) if cluster else None, places)
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
@@ -189,6 +199,34 @@ def _stay(record: dict[str, Any], places: Places) -> int:
             click.echo("Signalled: taking everything down …", err=True)
             control.take_down(record)
             return 0
+
+
+def _preflight(spec: DeploymentSpec, hosts: HostsFile | None, places: Places) -> DeploymentSpec:
+    """The fast part of `longspan check`: warnings are shown, an error ends the launch, what was seen is kept.
+
+    Returns:
+        the deployment with each node's compiled environment, and the device that the nodes have.
+
+    Raises:
+        CheckError: an error was found; with what differs from the last launch that served.
+    """
+    checked = preflighting.before_launch(spec, hosts, lambda text: click.echo(f"  check: {text}", err=True))
+    record = check_record.record_of(checked)
+    write_private(places.preflight, json.dumps(record))
+    for finding in checked.findings:
+        click.echo(f"  {finding.severity}: {finding.summary} {finding.remedy}", err=True)
+    click.echo(f"  check: {preflighting.summary(checked)}", err=True)
+    try:
+        preflighting.refuse_errors(checked)
+    except CheckError as error:
+        store = LaunchStore(places.launches)
+        changes = changes_since(store.last_good(), spec, {}, record["nodes"])
+        store.begin(recorded(spec, {}, record["nodes"]), "refused", error.what)
+        if changes:
+            told = "\n".join(f"    {what}: {then} -> {now}" for what, then, now in changes)
+            error.remedy += f"\n  Changed since the last good launch:\n{told}"
+        raise
+    return preflighting.complete(spec, checked.scene)
 
 
 def _controller_host(spec: DeploymentSpec) -> str:

@@ -19,16 +19,18 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from longspan.daemon import asking, gateway_config, starting, status
+from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
-from longspan.deployment import DeploymentSpec
+from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
 from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
@@ -110,6 +112,9 @@ class Controller:
         self.tasks: set[asyncio.Task[None]] = set()
         self.gone = asyncio.Event()
         self.history = places.history.open("w")
+        self.launch_log = LaunchLog(LaunchStore(places.launches))
+        self.checked = places.checked()
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="launch-log")
 
     # ---- the loop
     async def feed(self, event: Event) -> None:
@@ -129,8 +134,8 @@ class Controller:
         )  # they stay on their nodes: this file would never end
         if self.machine.history and self.machine.history[-1][1] is event and not logs:
             self._record(event, flush=self.machine.phase != before)
-        if self.machine.phase != before and self.machine.phase == "serving":
-            self._remember_good()
+        if self.machine.phase != before:
+            self._note()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
@@ -145,16 +150,16 @@ class Controller:
             if flush:
                 self.history.flush()
 
-    def _remember_good(self) -> None:
-        """Keeps what this launch was made of for the doctor; a full disk must not end what serves."""
-        with contextlib.suppress(OSError):
-            document = launches.recorded(self.spec, status.facts(self.machine))
-            write_private(self.places.last_good, json.dumps(document))
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            kept = json.loads(self.places.launches.read_text()) if self.places.launches.exists() else {}
-            layout = f"TP {self.spec.tp} x PP {self.spec.pp}"
-            lasted = history.remembered(kept.get("launches", []), self.spec.model, layout, self.status())
-            write_private(self.places.launches, json.dumps({"launches": lasted}))
+    def _note(self) -> None:
+        """Keeps what this launch is made of, how far it came and how long its phases took, for the doctor."""
+        failure = self.machine.failure.what if self.machine.failure else ""
+        made_of = launches.recorded(self.spec, status.facts(self.machine), self.checked)
+        seconds = history.durations_seconds(self.status())
+        self.writer.submit(self.launch_log.note, self.machine.phase, made_of, failure, seconds)
+
+    async def noted(self) -> None:
+        """Waits until the launch record holds what was noted so far."""
+        await asyncio.wrap_future(self.writer.submit(lambda: None))
 
     def perform(self, actions: list[Action]) -> None:
         """Carries out what the state machine decided."""
@@ -195,8 +200,13 @@ class Controller:
             reason=reason,
         )
 
+    def _node(self, name: str) -> NodeSpec | None:
+        """A node by its name; None for the front agent's machine."""
+        every = (*self.spec.nodes, *self.spec.ray_nodes())
+        return next((node for node in every if node.name == name), None)
+
     async def _start_agent(self, name: str) -> None:
-        node = next((node for node in self.spec.nodes if node.name == name), None)
+        node = self._node(name)
         config = {
             "name": name,
             "controller_url": self.url,
@@ -214,7 +224,7 @@ class Controller:
             await self.feed(StartFailed(name, str(error)))
 
     async def _sweep(self, name: str) -> None:
-        node = next((node for node in self.spec.nodes if node.name == name), None)
+        node = self._node(name)
         try:
             value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
@@ -349,11 +359,14 @@ class Controller:
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)
+        self._note()
         self.perform(self.machine.begin(time.monotonic()))
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
+        await self.noted()
+        self.writer.shutdown()
         await asyncio.sleep(1.5)  # whoever watches sees the end
         await asyncio.to_thread(starting.end_along, 3)
         clock.cancel()

@@ -80,14 +80,23 @@ class Places:
         return self.root / "last-status.json"
 
     @property
-    def last_good(self) -> Path:
-        """What the last launch that served was made of, flat; the doctor compares a failed one with it."""
-        return self.root / "last-good.json"
+    def launches(self) -> Path:
+        """The record of every launch (`launch_store`); the doctor compares a failed one with the last good one, and takes
+        its patience from how long the phases of good ones took."""
+        return self.root / "launches.sqlite3"
 
     @property
-    def launches(self) -> Path:
-        """How long the phases of the last launches that served took; the doctor's patience comes from them."""
-        return self.root / "launches.json"
+    def preflight(self) -> Path:
+        """What the pre-flight of the last `up` found; absent where there was none."""
+        return self.root / "preflight.json"
+
+    def checked(self) -> dict[str, dict[str, str]]:
+        """Node -> what that pre-flight found there; empty where there was none."""
+        try:
+            found: dict[str, dict[str, str]] = json.loads(self.preflight.read_text())["nodes"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
+        return found
 
     @property
     def history(self) -> Path:

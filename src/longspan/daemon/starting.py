@@ -176,7 +176,7 @@ async def _start_along(node: NodeSpec, config: dict[str, Any], spec: DeploymentS
     if node.container is not None:
         job = Job(spec.name, node.name, config["mark"], "", spec.model)
         asked = host.argv(container.prepare_command(node.container, job))
-        job = replace(job, home=_home(await _run(node.name, asked, {}, "", 30), node.container))
+        job = replace(job, home=home_said(await _run(node.name, asked, {}, "", 30), node.container))
         argv = container.run_command(node.container, job, argv)
         config = {**config, "log_dir": container.LOGS}
     whole = host.argv(argv)
@@ -201,7 +201,7 @@ def _end_staying(names: Sequence[str], grace_seconds: float) -> None:
                 getattr(child, end)()
 
 
-def _home(answer: str, wanted: Container) -> str:
+def home_said(answer: str, wanted: Container) -> str:
     """The user's home there, out of what `container.prepare_command` printed."""
     word, _, home = (answer.strip().splitlines() or [""])[-1].partition(" ")
     if word == "home" and home.startswith("/"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from longspan.deployment import DeploymentSpec, NodeSpec
+from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
 from longspan.launch.words import KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
 
 # Where a value given on one node is wrong on another. vLLM's Ray executor hands the driver's environment to every
@@ -111,6 +111,7 @@ def ray_start(
     own_ports: Sequence[int],
     temp_dir: str,
     token_file: str,
+    fixed: RayPorts | None = None,
 ) -> Process:
     """`ray start --block`: in the foreground, so that its daemons are our descendants and die by pid.
 
@@ -119,9 +120,11 @@ def ray_start(
         own_ports: two free ports of this node, for what Ray would otherwise bind to a fixed port (client server,
             dashboard agent) and collide on with another Ray of this machine.
         temp_dir: this node's own: nodes that share one read each other's logs and name the wrong node.
+        fixed: the block that all ports are taken from; None where several nodes share a machine.
     """
+    client, agent = (fixed.client_server, 0) if fixed else (own_ports[0], own_ports[1])
     where = (
-        ["--head", f"--port={port}", f"--ray-client-server-port={own_ports[0]}", "--include-dashboard=false"]
+        ["--head", f"--port={port}", f"--ray-client-server-port={client}", "--include-dashboard=false"]
         if head
         else [f"--address={head_address}:{port}"]
     )
@@ -130,7 +133,7 @@ def ray_start(
         f"--node-ip-address={node.address}",
         f"--num-gpus={node.gpus}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        f"--dashboard-agent-listen-port={own_ports[1]}",
+        *(fixed.flags() if fixed else [f"--dashboard-agent-listen-port={agent}"]),
         f"--temp-dir={temp_dir}",
         "--disable-usage-stats",
         "--block",

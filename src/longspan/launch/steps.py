@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from longspan.deployment import DeploymentSpec, NodeSpec
+from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
 from longspan.finding import Finding
 from longspan.launch import commands
 from longspan.launch.actions import Action, Call, SetGateway, Start, StartAgents
@@ -162,13 +162,13 @@ class Steps:
 
     @property
     def head(self) -> NodeSpec:
-        """The node of rank 0, where Ray's head (if ours) and the engine's front end run."""
+        """The node of rank 0, where the engine's front end runs, and our Ray's head unless a node was named for it."""
         return self.nodes[0]
 
     @property
     def agents(self) -> list[str]:
         """The names of all agents."""
-        return [FRONT, *(node.name for node in self.nodes)]
+        return [FRONT, *(node.name for node in self.spec.ray_nodes())]
 
     def _enter(self, phase: Phase) -> None:
         if self.phase in PHASES:
@@ -245,18 +245,19 @@ class Steps:
             return []
         self._enter("checkpoint")
         actions: list[Action] = []
-        for node in self.nodes:
+        for node in self.spec.ray_nodes():
             files = {path: text for path, text in self.secrets.items() if text}
             actions += [
                 self._call(node.name, "facts", {"python": node.python}),
                 self._call(node.name, "write", {"files": files}),
                 self._call(node.name, "ports", {"address": node.address, "count": len(Ports._fields)}),
-                self._call(
-                    node.name, "digest",
-                    {"model": self.spec.model, "revision": self.spec.revision, "nonce": self.nonce,
-                     "full": self.spec.full_digest},
-                ),
-            ]  # fmt: skip
+            ]
+            if node in self.nodes:  # a head without ranks needs no copy
+                arguments = {
+                    "model": self.spec.model, "revision": self.spec.revision, "nonce": self.nonce,
+                    "full": self.spec.full_digest,
+                }  # fmt: skip
+                actions.append(self._call(node.name, "digest", arguments))
         return actions
 
     def _call(self, node: str, what: str, arguments: dict[str, Any]) -> Call:
@@ -312,7 +313,7 @@ class Steps:
         self._enter("ray")
         if self.spec.ray_address:
             return self._ray_ready()
-        return [self._ray_start(self.head, head=True)]
+        return [self._ray_start(self.spec.ray_nodes()[0], head=True)]
 
     def _versions_differ(self) -> tuple[str, str] | None:
         """What is wrong with the versions of engine, Ray and Python on the nodes, and what to do; None if nothing."""
@@ -321,7 +322,7 @@ class Steps:
         head = self.head.name
         for key, name in (("vllm", "vLLM"), ("ray", "Ray"), ("python", "Python")):
             there = self.facts[head][key]
-            for node in self.nodes:
+            for node in self.nodes if key == "vllm" else self.spec.ray_nodes():
                 here = self.facts[node.name][key]
                 if not here:
                     return (
@@ -337,14 +338,16 @@ class Steps:
         return None
 
     def _ray_start(self, node: NodeSpec, *, head: bool) -> Start:
-        port = self.ports[self.head.name].ray
-        self.ray_address = f"{self.head.address}:{port}"
+        first = self.spec.ray_nodes()[0]
+        fixed = RayPorts(self.spec.ray_first_port) if self.spec.ray_first_port else None
+        port = fixed.gcs if fixed else self.ports[first.name].ray
+        self.ray_address = f"{first.address}:{port}"
         return Start(
             node.name,
             commands.ray_start(
-                node, head=head, head_address=self.head.address, port=port,
+                node, head=head, head_address=first.address, port=port,
                 own_ports=(self.ports[node.name].ray_client, self.ports[node.name].ray_agent),
-                temp_dir=f"{self.paths.ray_temp}/{node.name}", token_file=self.paths.ray_token,
+                temp_dir=f"{self.paths.ray_temp}/{node.name}", token_file=self.paths.ray_token, fixed=fixed,
             ),
         )  # fmt: skip
 
@@ -410,8 +413,9 @@ class Steps:
         return []
 
     def _ray_line(self, node: str, line: str) -> list[Action]:
-        if self.phase == "ray" and node == self.head.name and "Ray runtime started" in line:
-            starts: list[Action] = [self._ray_start(other, head=False) for other in self.nodes[1:]]
+        first, *others = self.spec.ray_nodes()
+        if self.phase == "ray" and node == first.name and "Ray runtime started" in line:
+            starts: list[Action] = [self._ray_start(other, head=False) for other in others]
             return [*starts, *self._ray_ready()]
         return []
 
