@@ -47,6 +47,7 @@ IO_MODULES = {
     "daemon.places",
     "daemon.processes",
     "daemon.reach",
+    "daemon.snapshot",
     "daemon.spare",
     "daemon.starting",
     "daemon.sweep",

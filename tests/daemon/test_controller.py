@@ -29,6 +29,7 @@ HOLD = "exec sleep 1000"
 STUB = [
     'case "$2" in',
     "longspan.launch.ray_main) {ray} ;;",
+    f"longspan.daemon.versions) exec {sys.executable} -m longspan.daemon.versions ;;",
     "longspan.launch.ray_driver) {launcher} ;;",
     "esac",
 ]

@@ -145,8 +145,9 @@ def test_an_agent_cannot_be_started(start: Callable[..., Drive]) -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"b": {**FACTS, "ray": "2.50.0"}}, "b has Ray 2.50.0, a has 2.60.0"),
+        ({"b": {**FACTS, "ray": "2.59.0"}}, "b has Ray 2.59.0, a has 2.60.0"),
         ({"b": {**FACTS, "python": "3.12.1"}}, "b has Python 3.12.1, a has 3.11.2"),
+        ({"b": {**FACTS, "vllm": "0.22.0"}}, "vLLM 0.22.0 is older than 0.23, which is the least"),
         ({"b": {**FACTS, "vllm": ""}}, "vLLM is not installed for /opt/b/python on b"),
         (
             {"a": {**FACTS, "vllm": ""}, "b": {**FACTS, "vllm": ""}},

@@ -1,15 +1,18 @@
 """Where a deployment keeps its files on the controller's machine, and how they are read and written."""
 
+import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longspan.daemon.processes import Identity, alive
-from longspan.errors import InputError
+from longspan.errors import InputError, StateError
 
 
 def state_root() -> Path:
@@ -138,6 +141,25 @@ class Places:
         """Logs are those of the last start."""
         shutil.rmtree(self.logs, ignore_errors=True)
         shutil.rmtree(self.fetched, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def own_files(root: Path) -> Iterator[None]:
+    """Turns what the system says of our own files into the user's error.
+
+    Raises:
+        StateError: one of them cannot be read or written.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        raise StateError(
+            f"{error.filename or root} cannot be used: {error.strerror or error}.",
+            "Free some space there."
+            if full
+            else "Give this user the right to write there, or point XDG_STATE_HOME and XDG_CACHE_HOME at a directory that is writable.",
+        ) from error
 
 
 def write_private(path: Path, text: str) -> None:

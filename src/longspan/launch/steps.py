@@ -33,6 +33,7 @@ from longspan.launch.events import (
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.group import ENGINE_PROCESSES, Group
 from longspan.launch.phases import said, strip_colour
+from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.stopping import Stopping
 from longspan.launch.words import EVENT_MARK
@@ -247,12 +248,15 @@ class Steps:
         for node in self.spec.ray_nodes():
             files = {path: text for path, text in self.secrets.items() if text}
             actions += [
-                self._call(node.name, "facts", {"address": node.address, "model": self.spec.model}),
+                self._call(node.name, "facts", {"python": node.python}),
                 self._call(node.name, "write", {"files": files}),
                 self._call(node.name, "ports", {"address": node.address, "count": len(Ports._fields)}),
             ]
             if node in self.nodes:  # a head without ranks needs no copy
-                arguments = {"model": self.spec.model, "nonce": self.nonce, "full": self.spec.full_digest}
+                arguments = {
+                    "model": self.spec.model, "revision": self.spec.revision, "nonce": self.nonce,
+                    "full": self.spec.full_digest,
+                }  # fmt: skip
                 actions.append(self._call(node.name, "digest", arguments))
         return actions
 
@@ -313,6 +317,8 @@ class Steps:
 
     def _versions_differ(self) -> tuple[str, str] | None:
         """What is wrong with the versions of engine, Ray and Python on the nodes, and what to do; None if nothing."""
+        if problem := unfit(self.nodes, self.facts, self.spec.device):
+            return problem
         head = self.head.name
         for key, name in (("vllm", "vLLM"), ("ray", "Ray"), ("python", "Python")):
             there = self.facts[head][key]
@@ -428,7 +434,6 @@ class Steps:
         gateway = Process(
             "gateway",
             (self.python, "-m", "longspan.gateway", "--config", self.paths.gateway_config),
-            "gateway",
         )
         return [SetGateway("out", "the engine is starting"), Start(FRONT, gateway), *self.group.start()]
 
