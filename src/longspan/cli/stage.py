@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from longspan.cli import allocation, prepare, stage_env, stage_show
+from longspan.cli import allocation, joining, prepare, stage_env, stage_show
 from longspan.cli.stage_copy import Progress, Reached, listing, reach, send_all, shell, sources
 from longspan.cluster.hosts import HostEntry
 from longspan.daemon.reach import slurm_host
@@ -87,7 +87,7 @@ def _hosts(cluster: Path | None) -> list[HostEntry]:
     Raises:
         InputError: there are none.
     """
-    found = prepare.read_cluster(cluster) if cluster else allocation.allocated_hosts()
+    found = joining.read_cluster(cluster) if cluster else allocation.allocated_hosts()
     entries = [host for host in found.hosts if host.ssh or host.slurm] if found else []
     if not entries:
         raise InputError(

@@ -359,8 +359,9 @@ class Controller:
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)
+        actions = self.machine.begin(time.monotonic())
         self._note()
-        self.perform(self.machine.begin(time.monotonic()))
+        self.perform(actions)
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
         with contextlib.suppress(OSError):
