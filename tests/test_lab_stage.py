@@ -36,7 +36,7 @@ def own() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def lab(make_lab: Callable[..., AbstractContextManager[Lab]], own: str) -> Iterator[Lab]:
     """Two hosts with a home and a place for models of their own."""
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO / "src"), "HOME": own}
+    env = {"PATH": f"{own}/bin:{os.environ['PATH']}", "PYTHONPATH": str(REPO / "src"), "HOME": own}
     specs = [HostSpec("h1", private=("/tmp/ray", own)), HostSpec("h2", nic="ens7", private=("/tmp/ray", own))]
     with make_lab(specs, env=env) as built:
         yield built
@@ -163,6 +163,30 @@ def test_a_node_that_cannot_take_it(lab: Lab, own: str, user: Longspan, model: P
     done = stage(user, str(model), "--to", f"{own}/file/m")
     assert done.returncode != 0
     assert "h2" in done.stderr
+
+
+# Plays docker on a host: keeps its words, and runs the entry point where it is.
+ENGINE = """#!/bin/sh
+printf '%s\\n' "$*" >>"$HOME/calls"
+[ "$1" = run ] || exit 0
+while case "$1" in --entrypoint=*) false;; esac; do shift; done
+program=${1#--entrypoint=}; shift 2; exec "$program" "$@"
+"""
+
+
+def test_digests_are_made_where_it_is_served(lab: Lab, own: str, user: Longspan, model: Path) -> None:
+    """A host that serves in a container may have no Longspan of its own: its image digests the copy, mounted read-only."""
+    for engine in copies(lab, own, "bin", "docker"):
+        engine.parent.mkdir()
+        engine.write_text(ENGINE)
+        engine.chmod(0o755)
+    hosts = user.state / "hosts.toml"
+    hosts.write_text('container = "image:1"\n' + hosts.read_text())
+    assert document(stage(user, str(model), "--to", f"{own}/m"))["model"]["sent_bytes"]["h2"] > WEIGHTS
+    for calls in copies(lab, own, "calls"):
+        run = calls.read_text().splitlines()[-1]
+        assert f"--volume={own}/m:{own}/m:ro" in run
+        assert run.endswith("image:1 -m longspan.launch.digest_main")
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,21 @@ def test_networks_come_from_the_file_only(tmp_path: Path) -> None:
         audit_gather._networks(tmp_path / "nowhere", unseen)
 
 
+def test_nodes_that_only_ray_reaches(longspan: Callable[..., Any], deployment: Places) -> None:
+    """A node of a joined Ray on another machine is not called looked at, and does not hide the others."""
+    document = json.loads(deployment.spec.read_text())
+    far = {**document["spec"]["nodes"][0], "name": "far", "address": "192.0.2.77", "gpus": 2}
+    document["spec"] |= {
+        "nodes": [*document["spec"]["nodes"], far],
+        "pp": 2,
+        "ray_address": "192.0.2.77:6379",
+    }
+    write_private(deployment.spec, json.dumps(document))
+    (ports,) = [row for row in longspan("audit", "--json").document["rules"] if row["rule"] == "open-ports"]
+    assert ports["state"] == "skipped"
+    assert "far: reached by Ray only" in ports["why"]
+
+
 def test_nothing_to_audit(longspan: Callable[..., Any]) -> None:
     """No deployment, no checklist."""
     assert longspan("audit").code == NoDeploymentError.exit_code

@@ -121,7 +121,7 @@ def test_an_agent_in_a_container(image: Container, home: Path, model: Path, tmp_
             inspected = podman("inspect", f"longspan-{mark}-a")
             assert "the-key" not in inspected
             assert json.loads(inspected)[0]["Config"]["Labels"]["longspan.deployment"] == "d"
-            arguments = {"model": spec.model, "nonce": "n", "full": True}
+            arguments = {"model": spec.model, "revision": None, "nonce": "n", "full": True}
             controller.command(kind="call", call="digest:a", what="digest", arguments=arguments)
             digest = await until(lambda: controller.answer("digest:a"))
             assert [file["path"] for file in digest["value"]["files"]] == ["config.json", "model.safetensors"]

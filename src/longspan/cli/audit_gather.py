@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import socket
 import tomllib
 import urllib.error
 import urllib.request
@@ -165,7 +166,7 @@ def _nodes(
     program = Path(node_probe.__file__).read_text()
 
     def one(node: NodeSpec) -> dict[str, Any] | str:
-        if spec.ray_address and node.ssh is None and not node.address.startswith("127."):
+        if node.is_here and not _is_own(node.address):
             return "reached by Ray only; give it ssh = … in the cluster file"
         python = "python3" if node.container else node.python
         try:
@@ -179,8 +180,8 @@ def _nodes(
 
     nodes = spec.used_nodes()
     # Nodes of one machine would each show all of it.
-    local = [node for node in nodes if node.is_here]
-    asked = [node for node in nodes if not node.is_here or node == local[0]]
+    local = [node for node in nodes if node.is_here and _is_own(node.address)]
+    asked = [node for node in nodes if node not in local[1:]]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(one, asked))
     listeners: list[Listener] = []
@@ -194,6 +195,16 @@ def _nodes(
         listeners += [Listener(node.name, address, port, name) for address, port, name in answer["listeners"]]
         secrets += [SecretSeen(node.name, process, where, name) for process, where, name in answer["secrets"]]
     return _asked(listeners, {node.name: node.address for node in nodes}), tuple(secrets)
+
+
+def _is_own(address: str) -> bool:
+    """Whether an address is this machine's: only such a one can be bound."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _asked(listeners: list[Listener], addresses: Mapping[str, str]) -> tuple[Listener, ...]:

@@ -4,6 +4,7 @@ import json
 import secrets
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import click
 from longspan.cli import allocation, joining, prepare, stage_env, stage_show
 from longspan.cli.stage_copy import Progress, Reached, listing, reach, send_all, shell, sources
 from longspan.cluster.hosts import HostEntry
+from longspan.daemon import starting
 from longspan.daemon.reach import slurm_host
 from longspan.errors import HostError, InputError, LongspanError, ModelError, StageError
 from longspan.finding import Finding
 from longspan.host import LocalHost, SshHost
-from longspan.launch import staging
+from longspan.launch import container, staging
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.digest import checkpoint_files, digest_checkpoint
 from longspan.launch.staging import NodePlan, plan_node
@@ -74,8 +76,7 @@ def command(
         _write_token(hf_token_file, hosts)
     if model is not None:
         directory = _source(model, revision)
-        pythons = {entry.name: entry.python or sys.executable for entry in entries}
-        document["model"] = _weights(directory, to, hosts, pythons, full=full, parallel=parallel)
+        document["model"] = _weights(directory, to, entries, hosts, full=full, parallel=parallel)
     if as_json:
         click.echo(json.dumps(document))
     return 0
@@ -151,8 +152,8 @@ def _write_token(path: Path, hosts: dict[str, Reached]) -> None:
 def _weights(
     directory: Path,
     to: str | None,
+    entries: list[HostEntry],
     hosts: dict[str, Reached],
-    pythons: dict[str, str],
     *,
     full: bool,
     parallel: int,
@@ -180,7 +181,7 @@ def _weights(
         if errors:
             raise _joined(errors)
         click.echo("Comparing digests …", err=True)
-        findings = _verify(directory, plans, hosts, pythons, full=full)
+        findings = _verify(directory, plans, entries, hosts, full=full)
         wrong = [finding for finding in findings if finding.severity == "error"]
         if not wrong:
             break
@@ -210,8 +211,23 @@ def _joined(errors: list[LongspanError]) -> LongspanError:
     return StageError(f"{first.what}{more}", first.remedy)
 
 
+def _digest_command(entry: HostEntry, host: Reached, directory: str) -> list[str]:
+    """What prints a node's digests there: its Python, or that of the image in which it serves.
+
+    Raises:
+        HostError: no engine or image there.
+    """
+    module = ["-m", "longspan.launch.digest_main"]
+    if entry.container is None:
+        return [entry.python or sys.executable, *module]
+    job = container.Job("stage", entry.name, f"stage-{secrets.token_hex(4)}", "", directory)
+    said = host.run(container.prepare_command(entry.container, job), timeout_seconds=60).stdout
+    job = replace(job, home=starting.home_said(said, entry.container))
+    return container.run_command(entry.container, job, [entry.python or entry.container.python, *module])
+
+
 def _verify(
-    directory: Path, plans: list[NodePlan], hosts: dict[str, Reached], pythons: dict[str, str], *, full: bool
+    directory: Path, plans: list[NodePlan], entries: list[HostEntry], hosts: dict[str, Reached], *, full: bool
 ) -> tuple[Finding, ...]:
     """The nodes' digests against this machine's.
 
@@ -219,21 +235,24 @@ def _verify(
         StageError: a node cannot say its digests.
     """
     nonce = secrets.token_hex(16)
+    by_name = {entry.name: entry for entry in entries}
 
     def one(plan: NodePlan) -> CheckpointDigest:
         host = hosts[plan.node]
         asked = json.dumps({"path": plan.directory, "nonce": nonce, "full": full})
-        argv = [pythons[plan.node], "-m", "longspan.launch.digest_main"]
+        said = ""
         try:
+            argv = _digest_command(by_name[plan.node], host, plan.directory)
             done = host.run(argv, stdin=asked, timeout_seconds=DIGEST_TIMEOUT_SECONDS)
+            said = done.stderr.strip()[-300:]
             answer = json.loads(done.stdout)
             if "error" in answer:
                 raise StageError(f"{plan.node}: {answer['error']}")
             return CheckpointDigest.from_json(answer)
         except (HostError, ValueError, LookupError, TypeError) as error:
-            said = error.what if isinstance(error, HostError) else done.stderr.strip()[-300:]
+            said = error.what if isinstance(error, HostError) else said
             raise StageError(
-                f"{plan.node} has the files, but its {argv[0]} cannot digest them: {said}",
+                f"{plan.node} has the files, but cannot digest them: {said}",
                 "Install Longspan there (`longspan stage --lock …`), or correct python = … in the cluster file.",
             ) from error
 
