@@ -140,7 +140,7 @@ def test_the_end_does_not_wait_for_a_digest(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with fake_controller() as controller, agent(controller, tmp_path) as child:
-            arguments = {"model": str(model), "nonce": "n", "full": True}
+            arguments = {"model": str(model), "revision": None, "nonce": "n", "full": True}
             controller.command(kind="call", call="digest:a", what="digest", arguments=arguments)
             controller.start("p", "sh", "-c", "echo meanwhile; sleep 1000")
             await until(lambda: controller.lines("p") == ["meanwhile"])

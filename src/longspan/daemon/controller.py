@@ -336,9 +336,6 @@ class Controller:
     # ---- life
     async def run(self) -> None:
         """From start to gone."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
         app = web.Application(client_max_size=16 << 20)
         app.router.add_post("/v1/agents/{name}/events", self.post_events)
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
@@ -359,9 +356,12 @@ class Controller:
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)
-        actions = self.machine.begin(time.monotonic())
+        # Until here a signal simply ends us: nothing has been started yet.
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
+        self.perform(self.machine.begin(time.monotonic()))
         self._note()
-        self.perform(actions)
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
         with contextlib.suppress(OSError):
