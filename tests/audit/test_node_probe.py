@@ -28,7 +28,7 @@ def process() -> Iterator[tuple[str, list[int]]]:
     mark = f"audit-{os.getpid()}"
     env = {
         **os.environ, "LONGSPAN_MARK": mark, "HF_TOKEN": "hf_" + "a" * 30, "HF_TOKEN_PATH": "/etc/token",
-        "HARMLESS": "sk-" + "b" * 30, "MAX_TOKENS": "100000000",
+        "HARMLESS": "sk-" + "b" * 30, "MAX_TOKENS": "100000000", "VLLM_API_KEY": "c" * 43,
     }  # fmt: skip
     argv = [sys.executable, "-c", LISTENING, "--api-key", "abcdefgh", "--token-file", "/x", "--max-tokens=5"]
     child = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)

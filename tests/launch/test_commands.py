@@ -125,7 +125,7 @@ def test_ray_start_as_text() -> None:
     assert text.startswith("/opt/a/python -m longspan.launch.ray_main start --head --port=7000")
     assert "--node-ip-address=10.0.0.1 --num-gpus=1" in text
     assert text.endswith("--temp-dir=/tmp/x/ray/a --disable-usage-stats --block")
-    assert "--include-dashboard=false" in head.argv
+    assert {"--include-dashboard=false", "--no-monitor"} <= set(head.argv)
     assert head.env["RAY_AUTH_MODE"] == "token"
     assert head.env["RAY_AUTH_TOKEN_PATH"] == "/tmp/x/token"
     assert head.env["CUDA_VISIBLE_DEVICES"] == "2,3"

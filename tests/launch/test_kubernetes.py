@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan.errors import LayoutError
-from longspan.launch.kubernetes import Wishes, leader_worker_set, ray_cluster
+from longspan.launch.kubernetes import leader_worker_set, ray_cluster
+from longspan.launch.pods import Wishes
 from longspan.launch.unattended import Serving, of_replica
 from longspan.launch.yaml_text import to_yaml
 from longspan.plan import Layout, Place, Replica

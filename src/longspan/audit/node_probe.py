@@ -50,6 +50,11 @@ def open_sockets() -> "dict[str, tuple[str, int]]":
     return found
 
 
+# The engine's own key reaches its children this way: made anew at each start, for the gateway only, and a process's
+# environment is its owner's (and root's) to read.
+OURS = {"VLLM_API_KEY"}
+
+
 def secrets_of(argv: "list[str]", environ: "list[str]") -> "list[tuple[str, str]]":
     """(where, name) of what looks like a secret."""
     found = []
@@ -61,6 +66,8 @@ def secrets_of(argv: "list[str]", environ: "list[str]") -> "list[tuple[str, str]
             found.append(("argv", flag if word.startswith("-") else "a word"))
     for entry in environ:
         name, _, value = entry.partition("=")
+        if name in OURS:
+            continue
         secret = (
             NAMES.search(name) and not HARMLESS.search(name) and len(value) >= 8 and not value.startswith("/")
         )

@@ -13,6 +13,7 @@ from longspan.daemon.places import Places
 from longspan.errors import InputError
 from longspan.launch import kubernetes, slurm_script
 from longspan.launch.owned_flags import refuse_owned_flags
+from longspan.launch.pods import Wishes
 from longspan.launch.unattended import Serving, of_replica
 from longspan.launch.yaml_text import to_yaml
 
@@ -148,7 +149,7 @@ def _serving(given: dict[str, Any], vllm_arguments: tuple[str, ...]) -> Serving:
     )  # fmt: skip
 
 
-def _wishes(given: dict[str, Any]) -> kubernetes.Wishes:
+def _wishes(given: dict[str, Any]) -> Wishes:
     """The Kubernetes options, each of a form that the API server takes.
 
     Raises:
@@ -171,7 +172,7 @@ def _wishes(given: dict[str, Any]) -> kubernetes.Wishes:
     for flag in ("cpus", "memory_gib", "shm_gib", "replicas", "startup_minutes"):
         if given[flag] is not None and given[flag] < 1:
             raise InputError(f"--{flag.replace('_', '-')} {given[flag]} makes no sense.", "It is at least 1.")
-    return kubernetes.Wishes(
+    return Wishes(
         given["image"], given["namespace"], given["ray_secret"], given["api_secret"] or None, given["hf_secret"],
         given["pull_secret"], given["claim"], given["mount"], given["gpu_resource"], given["rdma"], given["cpus"],
         given["memory_gib"], given["shm_gib"], tuple((pair[0], pair[1]) for pair in pairs), tuple(given["tolerate"]),

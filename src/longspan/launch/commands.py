@@ -123,8 +123,11 @@ def ray_start(
         fixed: the block that all ports are taken from; None where several nodes share a machine.
     """
     client, agent = (fixed.client_server, 0) if fixed else (own_ports[0], own_ports[1])
+    # Without the autoscaler's monitor, which tells its metrics to anybody on every address (Ray 2.60, port 44217): these
+    # nodes are what there is, nothing is to be scaled.
+    alone = ["--include-dashboard=false", "--no-monitor"]
     where = (
-        ["--head", f"--port={port}", f"--ray-client-server-port={client}", "--include-dashboard=false"]
+        ["--head", f"--port={port}", f"--ray-client-server-port={client}", *alone]
         if head
         else [f"--address={head_address}:{port}"]
     )
