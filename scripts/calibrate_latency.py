@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """Fits the step costs of planner/step_costs.py to measured points, and tells the errors on configurations left out.
 
-PYTHONPATH=src python scripts/calibrate_latency.py FOLDER [--folds 8]
+PYTHONPATH=src python scripts/calibrate_latency.py FOLDER [--folds 8] [--predictions FILE]
 
 FOLDER holds aic_vllm_agg.csv, row_flags.csv, inputs.csv and model_configs/ in the form that docs/calibration.md describes. Needs
 numpy and scipy, which Longspan itself does not. In a closed loop the order of events does not depend on how long a step takes, so
 each point is simulated once; the fit then only prices its steps, with the formulas of `steptime` on arrays.
+
+`--predictions` writes {row_id: {ttft_ms, tpot_ms, output_tok_s: {p10, p50, p90}}} in which no row was seen by the fit behind it, nor by
+the interval around it: both come from the other folds. A fold holds whole configurations (model, GPU, TP, expert split, precision).
 """
 
 import argparse
 import csv
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +62,10 @@ _TOLERANCE, _TTFT_WEIGHT, _PRIOR_WEIGHT = 0.12, 0.7, 0.7
 class Point:
     """A measured point with its steps: loads as arrays, and for each request the steps of its arrival, first and last token."""
 
+    row_id: str
+    fitted: bool
     group: tuple[str, ...]
+    clients: int
     gpu: GpuType
     tp: int
     work: StageWork
@@ -72,15 +79,16 @@ class Point:
 
 
 def read_points(folder: Path) -> list[Point]:
-    """The scored points that are not saturated and whose labels are not in doubt."""
+    """All scored points; `fitted` are those that are not saturated and whose labels are not in doubt."""
     inputs = {r["row_id"]: r for r in _rows(folder / "inputs.csv")}
     flags = {r["row_id"]: r for r in _rows(folder / "row_flags.csv")}
     models, schedules, found = {}, {}, []
     for raw in _rows(folder / "aic_vllm_agg.csv"):
         flag = flags[raw["row_id"]]
-        if flag["score"] != "yes" or "saturated" in flag["flags"]:
+        if flag["score"] != "yes":
             continue
         row = parse_row(inputs[raw["row_id"]])
+        doubtful = raw["attention_dp_size"] == "" and int(raw["moe_tp_size"]) > int(raw["tp_size"])
         if raw["moe_ep_size"].isdigit() and int(raw["moe_ep_size"]) > 1:
             row = replace(row, layout=replace(row.layout, ep=True))
         key = (row.repo_id, row.weight_dtype)
@@ -89,9 +97,7 @@ def read_points(folder: Path) -> list[Point]:
         gpu = find_gpu(row.gpu)
         engine = row_engine(row, models[key], gpu)
         limits = row_limits(row, models[key], gpu, engine)
-        if limits is None or (
-            raw["attention_dp_size"] == "" and int(raw["moe_tp_size"]) > int(raw["tp_size"])
-        ):
+        if limits is None:
             continue
         requests, clients, warm = closed_loop_of(row)
         enough = limits.kv_tokens > 1.2 * clients * (row.isl + row.osl)
@@ -107,7 +113,7 @@ def read_points(folder: Path) -> list[Point]:
             raw["precision"],
         )
         found.append(
-            Point(group, gpu, row.layout.tp, engine.stages[0].work, warm, row.isl, *schedules[name],
+            Point(row.row_id, not doubtful and "saturated" not in flag["flags"], group, clients, gpu, row.layout.tp, engine.stages[0].work, warm, row.isl, *schedules[name],
                   float(raw["silicon_ttft_ms"]) / 1e3, float(raw["silicon_tpot_ms"]) / 1e3)
         )  # fmt: skip
     return found
@@ -197,14 +203,91 @@ def fit(points: Sequence[Point], start: np.ndarray, rounds: int) -> np.ndarray:
     ).x
 
 
-def report(name: str, pairs: list[tuple[float, float]]) -> None:
-    """Median and 90th percentile of the error, and the interval that holds four fifths of the points."""
-    ratio = np.array([measured / predicted for predicted, measured in pairs])
-    error = np.abs(1 / ratio - 1) * 100
-    low, high = np.quantile(ratio, [0.1, 0.9])
-    print(
-        f"{name}: {len(pairs)} points, median {np.median(error):.1f} %, p90 {np.quantile(error, 0.9):.1f} %, measured/estimate {low:.3f} to {high:.3f}"
-    )
+QUANTITIES = ("ttft", "tpot", "throughput")
+_KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "throughput": "output_tok_s"}
+_UNITS = {"ttft": 1e3, "tpot": 1e3, "throughput": 1.0}
+
+
+def rate(point: Point, ttft: float, tpot: float) -> float:
+    """Output tokens a second of a closed loop, from its two latencies."""
+    tokens = float(np.mean(point.outputs))
+    return point.clients * tokens / (ttft + max(tokens - 1, 0) * tpot)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A point as a fit that did not see its configuration predicts it: by quantity, estimate and measurement."""
+
+    point: Point
+    fold: int
+    pairs: dict[str, tuple[float, float]]
+
+
+def hold_out(points: Sequence[Point], folds: int, best: np.ndarray) -> list[HeldOut]:
+    """Every point, also those that no fit takes in, predicted without its configuration."""
+    groups = sorted({point.group for point in points})
+    found = []
+    for number in range(folds):
+        held = set(groups[number::folds])
+        # Started away from the fit of all points, so that the held-out ones leave no trace.
+        seen = [point for point in points if point.fitted and point.group not in held]
+        values = fit(seen, 0.5 * best + 0.5 * START, 12)
+        print(f"fold {number + 1} of {folds}: {len(seen)} points", flush=True)
+        for point in points:
+            if point.group in held:
+                ttft, tpot = predict(point, values)
+                pairs = {
+                    "ttft": (ttft, point.ttft),
+                    "tpot": (tpot, point.tpot),
+                    "throughput": (rate(point, ttft, tpot), rate(point, point.ttft, point.tpot)),
+                }
+                found.append(HeldOut(point, number, pairs))
+    return found
+
+
+def interval(quantity: str, found: Sequence[HeldOut]) -> tuple[float, float]:
+    """Measured over estimated, 10th and 90th percentile of the fitted points among `found`."""
+    ratios = [one.pairs[quantity][1] / one.pairs[quantity][0] for one in found if one.point.fitted]
+    low, high = np.quantile(ratios, [0.1, 0.9])
+    return float(low), float(high)
+
+
+def report(found: Sequence[HeldOut]) -> None:
+    """Median and 90th percentile of the error, the interval for `step_costs.SPREAD`, and what it holds of each left-out fold."""
+    for quantity in QUANTITIES:
+        chosen = [one for one in found if one.point.fitted]
+        error = np.abs([one.pairs[quantity][0] / one.pairs[quantity][1] - 1 for one in chosen]) * 100
+        low, high = interval(quantity, found)
+        inside = []
+        for number in {one.fold for one in found}:
+            p10, p90 = interval(quantity, [one for one in found if one.fold != number])
+            inside += [
+                p10 <= one.pairs[quantity][1] / one.pairs[quantity][0] <= p90
+                for one in chosen
+                if one.fold == number
+            ]
+        print(
+            f"{quantity}, held out: {len(chosen)} points, median {np.median(error):.1f} %, p90 {np.quantile(error, 0.9):.1f} %, "
+            f"measured/estimate {low:.3f} to {high:.3f}, inside the interval of the other folds {np.mean(inside):.0%}"
+        )
+
+
+def predictions(found: Sequence[HeldOut]) -> dict[str, dict[str, dict[str, float]]]:
+    """Held-out values with held-out intervals, in the form of `longspan plan --rows --json`."""
+    answer: dict[str, dict[str, dict[str, float]]] = {}
+    for number in {one.fold for one in found}:
+        spread = {q: interval(q, [one for one in found if one.fold != number]) for q in QUANTITIES}
+        for one in found:
+            if one.fold == number:
+                answer[one.point.row_id] = {
+                    _KEYS[q]: {
+                        "p10": one.pairs[q][0] * spread[q][0] * _UNITS[q],
+                        "p50": one.pairs[q][0] * _UNITS[q],
+                        "p90": one.pairs[q][0] * spread[q][1] * _UNITS[q],
+                    }
+                    for q in QUANTITIES
+                }
+    return answer
 
 
 def main() -> None:
@@ -212,24 +295,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--folds", type=int, default=8)
+    parser.add_argument("--predictions", type=Path, help="write the held-out estimates to this JSON file")
     given = parser.parse_args()
     points = read_points(given.folder)
-    best = fit(points, START, 20)
+    best = fit([point for point in points if point.fitted], START, 20)
     for name, value in zip(NAMES, np.exp(best), strict=True):
-        print(f"{name} = {value:.4g}")
-    groups = sorted({point.group for point in points})
-    ttft, tpot = [], []
-    for number in range(given.folds):
-        held = set(groups[number :: given.folds])
-        # Started away from the fit of all points, so that the held-out ones leave no trace.
-        found = fit([point for point in points if point.group not in held], 0.5 * best + 0.5 * START, 12)
-        for point in points:
-            if point.group in held:
-                seen = predict(point, found)
-                ttft.append((seen[0], point.ttft))
-                tpot.append((seen[1], point.tpot))
-    report("TTFT, held out", ttft)
-    report("TPOT, held out", tpot)
+        print(f"{name} = {value:.4g}", flush=True)
+    found = hold_out(points, given.folds, best)
+    report(found)
+    if given.predictions:
+        given.predictions.write_text(json.dumps(predictions(found)))
 
 
 if __name__ == "__main__":
