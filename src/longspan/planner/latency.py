@@ -213,21 +213,23 @@ def serve(engine: EngineModel, limits: Limits, workload: Workload, replicas: int
     )  # fmt: skip
 
 
-def highest_rate(engine: EngineModel, limits: Limits, workload: Workload, ceiling: float) -> float:
+def highest_rate(
+    engine: EngineModel, limits: Limits, workload: Workload, ceiling: float, floor: float = 0.0
+) -> float:
     """The highest rate in requests per second at which one replica still meets all objectives; 0 if none does.
 
     Args:
-        ceiling: a rate that is surely too high, such as the saturated throughput.
+        ceiling: a rate that is surely too high, such as the saturated throughput. floor: one that is known to hold.
     """
 
     def holds(rate: float) -> bool:
         found = open_loop(engine, limits, workload.at_rate(rate))
         return found.completed_share > 0.8 and all(found.meets(one) for one in workload.objectives)
 
-    low, high = 0.0, ceiling
-    if holds(ceiling):
+    low, high = floor, ceiling
+    if ceiling <= floor or holds(ceiling):
         return ceiling
-    for _ in range(7):
+    for _ in range(5 if floor else 7):
         middle = (low + high) / 2
         if holds(middle):
             low = middle

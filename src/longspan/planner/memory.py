@@ -125,6 +125,7 @@ def _capacity(
         largest_max_model_len=largest_model_len(facts, cache, blocks, in_flight),
         vllm_version=format_version(resolved.version),
         groups=max(1, len(cache.groups)),
+        max_model_len=resolved.max_model_len,
     )
     return replace(result, estimates=estimates(result, calibration, resolved.version))
 
