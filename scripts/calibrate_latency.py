@@ -25,6 +25,7 @@ from scipy.optimize import least_squares
 from longspan.cluster.catalog import GpuType, find_gpu
 from longspan.model.fetch import load_indexed
 from longspan.planner.latency_rows import closed_loop_of, row_engine, row_limits
+from longspan.planner.links import Path as LinkPath
 from longspan.planner.links import reduce_seconds
 from longspan.planner.rows import parse_row, row_facts
 from longspan.planner.simulate import Load, simulate
@@ -56,6 +57,7 @@ START, SPREAD, LOW, HIGH = (np.array(column) for column in zip(*PARAMETERS.value
 START, LOW, HIGH = np.log(START), np.log(LOW), np.log(HIGH)
 # How far a point may be off before it counts less, and how much TTFT counts beside TPOT.
 _TOLERANCE, _TTFT_WEIGHT, _PRIOR_WEIGHT = 0.12, 0.7, 0.7
+_STEP = 1e-6
 
 
 @dataclass(frozen=True)
@@ -166,40 +168,117 @@ def costs_of(values: dict[str, float], gpu: GpuType, warm: bool) -> StepCosts:
     )  # fmt: skip
 
 
-def predict(point: Point, logs: np.ndarray) -> tuple[float, float]:
-    """Mean TTFT and TPOT of a point in seconds."""
-    from longspan.planner.links import Path as LinkPath
+@dataclass(frozen=True)
+class Batch:
+    """Points that share work, GPU and protocol, their steps and requests one after the other: priced in one go."""
 
+    places: np.ndarray
+    first: Point
+    steps: np.ndarray
+    moments: np.ndarray
+    outputs: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    isl: np.ndarray
+
+
+def batches(points: Sequence[Point]) -> list[Batch]:
+    """The points in batches; `places` are their positions."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for place, point in enumerate(points):
+        groups.setdefault((point.work, point.gpu, point.tp, point.warm), []).append(place)
+    found = []
+    for places in groups.values():
+        members = [points[place] for place in places]
+        ends = np.cumsum([0] + [member.steps.shape[1] for member in members])
+        moments = [np.stack(member.moments) + end for member, end in zip(members, ends, strict=False)]
+        counts = np.array([len(member.outputs) for member in members])
+        found.append(
+            Batch(
+                np.array(places), members[0], np.concatenate([m.steps for m in members], axis=1),
+                np.concatenate(moments, axis=1), np.concatenate([m.outputs for m in members]),
+                np.cumsum(np.concatenate([[0], counts[:-1]])), counts, np.array([m.isl for m in members]),
+            )
+        )  # fmt: skip
+    return found
+
+
+def predict(batch: Batch, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean TTFT and TPOT of each point of a batch in seconds."""
     values = dict(zip(NAMES, np.exp(logs), strict=True))
+    point = batch.first
     costs = costs_of(values, point.gpu, point.warm)
     names = ("prefill_tokens", "prefill_pairs", "prefill_requests", "decode_requests", "context_tokens")
-    load = SimpleNamespace(**dict(zip(names, point.steps, strict=False)))
+    load = SimpleNamespace(**dict(zip(names, batch.steps, strict=False)))
     seconds = compute_seconds(point.work, load, point.gpu, costs) + host_seconds(load, costs)
     if point.tp > 1:
         message = point.work.hidden_bytes * (load.prefill_tokens + load.decode_requests)
         path = LinkPath("nvlink", point.gpu.link_bytes_per_second)
         seconds = seconds + point.work.reductions * reduce_seconds(message, point.tp, path, costs)
-    clock = np.concatenate([[0], np.cumsum(seconds * point.steps[5])])
-    arrival, first, last = (clock[moment] for moment in point.moments)
-    engine = (first - arrival).mean() * (values["warm_factor"] if point.warm else 1.0)
+    clock = np.concatenate([[0], np.cumsum(seconds * batch.steps[5])])
+    arrival, first, last = clock[batch.moments]
+
+    def mean(each: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(each, batch.starts) / batch.counts
+
+    engine = mean(first - arrival) * (values["warm_factor"] if point.warm else 1.0)
     client = values["warm_arrive"] if point.warm else values["arrive"]
-    tpot = ((last - first) / np.maximum(point.outputs - 1, 1)).mean()
-    return engine + client + values["token"] * point.isl, tpot
+    tpot = mean((last - first) / np.maximum(batch.outputs - 1, 1))
+    return engine + client + values["token"] * batch.isl, tpot
+
+
+def predict_all(points: Sequence[Point], logs: np.ndarray) -> np.ndarray:
+    """TTFT and TPOT of all points, in two rows."""
+    found = np.empty((2, len(points)))
+    for batch in batches(points):
+        found[:, batch.places] = predict(batch, logs)
+    return found
+
+
+def _matters(batch: Batch) -> list[int]:
+    """The parameters that change what a batch is predicted to do."""
+    here = np.concatenate(predict(batch, START))
+    found = []
+    for number in range(len(NAMES)):
+        moved = START.copy()
+        moved[number] += 0.1
+        if not np.array_equal(np.concatenate(predict(batch, moved)), here):
+            found.append(number)
+    return found
 
 
 def fit(points: Sequence[Point], start: np.ndarray, rounds: int) -> np.ndarray:
     """Parameters (as logarithms) that fit the points, held near the priors."""
 
+    parts = batches(points)
+    matters = [_matters(batch) for batch in parts]
+    measured = np.log([[point.ttft for point in points], [point.tpot for point in points]])
+    weight = np.array([[_TTFT_WEIGHT], [1.0]]) / _TOLERANCE
+
     def residuals(logs: np.ndarray) -> np.ndarray:
-        found = []
-        for point in points:
-            ttft, tpot = predict(point, logs)
-            found += [_TTFT_WEIGHT * np.log(ttft / point.ttft), np.log(tpot / point.tpot)]
-        return np.concatenate([np.array(found) / _TOLERANCE, (logs - START) / SPREAD * _PRIOR_WEIGHT])
+        found = np.empty((2, len(points)))
+        for batch in parts:
+            found[:, batch.places] = np.log(predict(batch, logs))
+        off = (found - measured) * weight
+        return np.concatenate([off.ravel(), (logs - START) / SPREAD * _PRIOR_WEIGHT])
+
+    def slopes(logs: np.ndarray) -> np.ndarray:
+        """Finite differences, each batch only by the parameters that it depends on."""
+        found = np.zeros((len(NAMES), 2, len(points)))
+        for batch, names in zip(parts, matters, strict=True):
+            here = np.log(predict(batch, logs))
+            for number in names:
+                # Away from the bound, where the value would be the same for lack of room.
+                step = -_STEP if logs[number] + _STEP > HIGH[number] else _STEP
+                moved = logs.copy()
+                moved[number] += step
+                found[number][:, batch.places] = (np.log(predict(batch, moved)) - here) / step
+        found *= weight
+        return np.concatenate([found.reshape(len(NAMES), -1).T, np.diag(_PRIOR_WEIGHT / SPREAD)])
 
     inside = np.clip(start, LOW + 1e-6, HIGH - 1e-6)
     return least_squares(
-        residuals, inside, loss="soft_l1", max_nfev=rounds, x_scale=SPREAD, bounds=(LOW, HIGH)
+        residuals, inside, jac=slopes, loss="soft_l1", max_nfev=rounds, x_scale=SPREAD, bounds=(LOW, HIGH)
     ).x
 
 
@@ -233,15 +312,14 @@ def hold_out(points: Sequence[Point], folds: int, best: np.ndarray) -> list[Held
         seen = [point for point in points if point.fitted and point.group not in held]
         values = fit(seen, 0.5 * best + 0.5 * START, 12)
         print(f"fold {number + 1} of {folds}: {len(seen)} points", flush=True)
-        for point in points:
-            if point.group in held:
-                ttft, tpot = predict(point, values)
-                pairs = {
-                    "ttft": (ttft, point.ttft),
-                    "tpot": (tpot, point.tpot),
-                    "throughput": (rate(point, ttft, tpot), rate(point, point.ttft, point.tpot)),
-                }
-                found.append(HeldOut(point, number, pairs))
+        left_out = [point for point in points if point.group in held]
+        for point, (ttft, tpot) in zip(left_out, predict_all(left_out, values).T.tolist(), strict=True):
+            pairs = {
+                "ttft": (ttft, point.ttft),
+                "tpot": (tpot, point.tpot),
+                "throughput": (rate(point, ttft, tpot), rate(point, point.ttft, point.tpot)),
+            }
+            found.append(HeldOut(point, number, pairs))
     return found
 
 

@@ -4,6 +4,7 @@ from longspan.cluster.inventory import Cluster
 from longspan.cluster.inventory_file import parse_cluster, parse_shorthand
 from longspan.plan import Layout, Place, Plan, Replica
 from longspan.planner.commands import commands, picture
+from longspan.planner.explain import fit
 
 TWO_NODES = parse_cluster("""
 [[node]]
@@ -90,3 +91,20 @@ def test_a_wide_picture_is_drawn_in_runs() -> None:
     assert "r0 PP0 TP1" in picture(plan(Layout(4, 2)), TWO_NODES)[0]
     idle = picture(plan(Layout(3, 1, 4), cluster=cluster, free=2), cluster)
     assert idle[0] == "node0 | r0 DP0 TP0-2 | r0 DP1 TP0-2 | 2 free       |"
+
+
+def test_sentences_are_wrapped_and_commands_stay_whole() -> None:
+    """On a terminal no sentence is cut, nothing is lost, and what is to be pasted remains one line."""
+    command = "  " + "vllm serve m --flag value " * 8
+    rows = [
+        "A sentence of several words " * 6,
+        "  an indented one " * 9,
+        "Commands:",
+        command,
+        "",
+        "Note: " + "word " * 40,
+    ]
+    out = fit(rows, 80)
+    assert command in out
+    assert all(len(row) <= 80 for row in out if row != command)
+    assert " ".join(" ".join(out).split()) == " ".join(" ".join(rows).split())

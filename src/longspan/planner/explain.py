@@ -1,5 +1,6 @@
 """The answer for people and for machines: one document that `--json` prints, and the lines made from it."""
 
+from textwrap import wrap
 from typing import Any
 
 from longspan.cluster.inventory import describe
@@ -227,6 +228,21 @@ def lines(found: dict[str, Any]) -> list[str]:
     if plan is not None:
         out += ["", "Commands:", *command_lines(plan["commands"])]
         out += [""] + [f"Note: {note}" for note in plan["notes"]]
+    return out
+
+
+def fit(rows: list[str], width: int) -> list[str]:
+    """The lines for a terminal: sentences are wrapped below their own indent, what is to be pasted and pictures stay whole."""
+    out, pasted = [], False
+    for row in rows:
+        pasted = row == "Commands:" or (pasted and bool(row))
+        if len(row) <= width or pasted or " | " in row:
+            out.append(row)
+            continue
+        indent = " " * (len(row) - len(row.lstrip()))
+        out += wrap(
+            row, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False
+        )
     return out
 
 
