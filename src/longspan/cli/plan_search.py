@@ -22,6 +22,7 @@ from longspan.planner.explain import document, fit, lines
 from longspan.planner.options import Option, Question
 from longspan.planner.plan_file import to_toml
 from longspan.planner.search import search
+from longspan.planner.verdicts import nothing_fits
 from longspan.planner.versions import LATEST, parse_version
 from longspan.planner.whatifs import what_ifs
 from longspan.workload import Workload, parse_objectives, parse_trace
@@ -154,7 +155,7 @@ def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
     changes = [] if wish.quick else what_ifs(answer)
     found = document(answer, options, plan, changes)
     if plan is None:
-        error = NoPlanError(found["verdict"][-1], _WAYS_OUT)
+        error = NoPlanError(nothing_fits(answer), _WAYS_OUT)
         if not as_json:
             click.echo("\n".join(for_people(found)))
             raise error

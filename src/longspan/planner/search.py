@@ -27,7 +27,7 @@ from longspan.units import GIB
 # How many candidates are simulated.
 SIMULATED = 6
 _MAX_PP = 16
-_MAX_TP_NODES = 4
+MAX_TP_NODES = 4
 # Expert groups larger than this fail too often as one: a lost rank stops them all.
 _MAX_GROUP = 64
 
@@ -35,7 +35,7 @@ _MAX_GROUP = 64
 def _tp_sizes(pool: Pool) -> list[int]:
     sizes = list(range(1, pool.widest + 1))
     full = sum(len(indices) == pool.widest for indices in pool.free)
-    return sizes + [pool.widest * count for count in range(2, min(full, _MAX_TP_NODES) + 1)]
+    return sizes + [pool.widest * count for count in range(2, min(full, MAX_TP_NODES) + 1)]
 
 
 def layouts(facts: ModelFacts, pool: Pool) -> Iterator[Layout]:

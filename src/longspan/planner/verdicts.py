@@ -3,10 +3,12 @@
 from longspan.plan import Layout
 from longspan.planner.latency import with_interval
 from longspan.planner.layout import pools, replicas
+from longspan.planner.legality import check
 from longspan.planner.options import Answer, Option, Question, Refused
 from longspan.planner.ranking import meets
-from longspan.planner.search import evaluate
+from longspan.planner.search import MAX_TP_NODES, evaluate
 from longspan.planner.simulate import Load
+from longspan.planner.versions import format_version
 from longspan.planner.whatifs import gpus_words
 from longspan.units import GIB, format_seconds
 
@@ -137,30 +139,44 @@ def nothing_fits(answer: Answer) -> str:
     return f"Nothing works. Nearest is {nearest.layout} on {nearest.pool}: {nearest.why}"
 
 
-def obvious_layout(answer: Answer) -> tuple[str, Layout]:
-    """The pool and layout that everyone tries first: tensor parallelism over everything there is."""
-    pool = pools(answer.question.cluster)[0]
-    return pool.gpu_type, Layout(pool.gpus)
-
-
 def why_obvious_lost(answer: Answer) -> str:
-    """Why the first idea is not the plan; empty where it is the plan."""
-    pool, layout = obvious_layout(answer)
-    best = answer.best
-    if layout.tp == 1 or (best is not None and best.layout == layout and best.pool == pool):
+    """Why what everyone tries first, tensor parallelism over everything there is, is not the plan; empty where it is the plan."""
+    question, best = answer.question, answer.best
+    found = pools(question.cluster)
+    if not found or question.cluster.gpu_count <= 1:
+        return ""
+    layout = Layout(question.cluster.gpu_count)
+    words = f"{layout} (all GPUs in one tensor-parallel group)"
+    if len(found) > 1:
+        return f"{words} {_why_not_mixed(answer, layout, [pool.gpu_type for pool in found])}"
+    pool = found[0]
+    if best is not None and best.layout == layout:
         return ""
     for refused in answer.refused:
-        if refused.pool == pool and refused.layout == layout:
-            return f"{layout} (all GPUs in one tensor-parallel group) does not work: {refused.why}"
+        if refused.layout == layout:
+            return f"{words} does not work: {refused.why}"
     for option in answer.options:
-        if option.pool == pool and option.layout == layout and best is not None:
-            return (
-                f"{layout} (all GPUs in one tensor-parallel group): {why_lost(option, best, answer.question)}"
-            )
-    pool_gpus = pools(answer.question.cluster)[0]
+        if option.layout == layout and best is not None:
+            return f"{words}: {why_lost(option, best, question)}"
     return (
-        f"{layout} (all {pool_gpus.gpus} GPUs in one tensor-parallel group) cannot be placed: a group inside a node has at "
-        f"most {pool_gpus.widest} GPUs here, and one over several nodes takes whole, equal nodes."
+        f"{words} cannot be placed: a group inside a node has at most {pool.widest} GPUs here, and one over several nodes takes "
+        f"whole, equal nodes and at most {MAX_TP_NODES} of them."
+    )
+
+
+def _why_not_mixed(answer: Answer, layout: Layout, types: list[str]) -> str:
+    """A tensor-parallel group of different GPUs: what vLLM says, or what it wastes."""
+    question = answer.question
+    version = format_version(question.settings.version)
+    rejection = check(question.facts, layout, (), question.executor, version)
+    if rejection is not None:
+        return f"does not work: {rejection}"
+    smallest = min(
+        (gpu for node in question.cluster.nodes for gpu in node.gpus), key=lambda gpu: gpu.memory_bytes
+    )
+    return (
+        f"is never built of {' and '.join(types)}: vLLM gives every rank an equal share, so each GPU would hold no more than "
+        f"a {smallest.type.name} can, and every layer would wait for the slowest card and link."
     )
 
 

@@ -17,6 +17,8 @@ from longspan.workload import Workload
 # acceptance lengths that the EAGLE-3 paper (arXiv 2503.01840) and vLLM's speculators report; prompts decide.
 _DRAFTS = {"EAGLE": (0.6, 0.8, 0.06, 3), "n-gram": (0.1, 0.5, 0.0, 4), "draft model": (0.5, 0.75, 0.15, 3)}
 
+# A context below this is of no use to say.
+_SHORTEST = 1024
 # Another layout is named in a what-if only if it gains this much over the plan's own.
 _CLEARLY = 1.1
 
@@ -53,6 +55,8 @@ def what_ifs(answer: Answer) -> list[WhatIf]:
     if best is not None:
         found += [fewer_sequences(question, best), fp8_cache(question, best)]
     found += [formats(question, best, name) for name in ("fp8", "int4")]
+    if best is None:
+        found.append(_shorter("shorter", answer, "The weights as they are"))
     found += [one_node_more(question, best), one_node_less(question, best), faster_fabric(question, best)]
     if best is not None:
         found += [speculative(question, best, name) for name in _DRAFTS]
@@ -63,9 +67,10 @@ def _compare(name: str, best: Option | None, changed: Question, words: str) -> W
     """The changed question's answer beside the best option: in its own layout unless another is clearly better there."""
     if best is not None and question_of_gpus(changed):
         return _compare_gpus(name, best, changed, words)
-    options = search(changed, simulated=0, brief=best.layout if best else Layout()).options
+    found = search(changed, simulated=0, brief=best.layout if best else Layout())
+    options = found.options
     if not options:
-        return None
+        return _shorter(name, found, words) if best is None else None
     top = options[0]
     if best is None:
         speed = top.output_tokens_per_second
@@ -79,6 +84,16 @@ def _compare(name: str, best: Option | None, changed: Question, words: str) -> W
     return WhatIf(
         name, f"{words}: throughput x{after / before:.2f}, cache x{cache:.1f}{layout}.", before, after
     )
+
+
+def _shorter(name: str, answer: Answer, words: str) -> WhatIf | None:
+    """A change that makes the model fit if requests are shorter than asked; None if it does not fit then either."""
+    near = [one for one in answer.refused if one.receipt is not None]
+    most = max(near, key=lambda one: one.receipt.largest_max_model_len if one.receipt else 0, default=None)
+    if most is None or most.receipt is None or most.receipt.largest_max_model_len < _SHORTEST:
+        return None
+    length = most.receipt.largest_max_model_len // 1024 * 1024
+    return WhatIf(name, f"{words} and --max-model-len {length}: then it fits, as {most.layout}.", 0.0, 1.0)
 
 
 def question_of_gpus(question: Question) -> bool:
@@ -238,7 +253,7 @@ def speculative(question: Question, best: Option, name: str) -> WhatIf | None:
 
 
 # What one can decide to buy or to switch on, and from which gain on it is worth a sentence at the top.
-_BUYS = ("fp8-weights", "int4-weights", "fp8-cache", "one-node-more", "infiniband")
+_BUYS = ("shorter", "fp8-weights", "int4-weights", "fp8-cache", "one-node-more", "infiniband")
 _WORTH = 1.25
 
 
