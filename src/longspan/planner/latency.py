@@ -282,9 +282,15 @@ def capacity(engine: EngineModel, limits: Limits, workload: Workload) -> Steady:
     return found
 
 
-def with_interval(value: float, quantity: str, engine: EngineModel, unit: str) -> Estimate:
-    """A number with the interval of its quantity (`ttft`, `tpot` or `throughput`)."""
-    spread = SPREAD[quantity]
+def with_interval(
+    value: float, quantity: str, engine: EngineModel, unit: str, factor: float = 1.0
+) -> Estimate:
+    """A number with the interval of its quantity.
+
+    Args:
+        quantity: `ttft`, `tpot`, `throughput`, `e2e` or `user_speed`. factor: wider than what was measured, on a logarithmic scale.
+    """
+    spread = SPREAD[quantity].widened(factor)
     source = engine.stages[0].costs.source
     if not engine.is_calibrated:
         spread = spread.widened(UNCALIBRATED_FACTOR)

@@ -47,11 +47,20 @@ class Spread:
         """The same on a logarithmic scale, `factor` times as wide."""
         return Spread(self.p10**factor, self.p90**factor)
 
+    @property
+    def inverse(self) -> "Spread":
+        """Of a quantity that is one over this one."""
+        return Spread(1 / self.p90, 1 / self.p10)
+
 
 # Measured over estimated, 10th and 90th percentile of 692 points that the fit did not see (docs/latency.md).
 SPREAD = {"ttft": Spread(0.796, 1.473), "tpot": Spread(0.881, 1.144), "throughput": Spread(0.874, 1.133)}
+SPREAD |= {"e2e": SPREAD["throughput"].inverse, "user_speed": SPREAD["tpot"].inverse}
 # What is not calibrated is wider: another GPU family, links that nobody measured, several pipeline stages.
 UNCALIBRATED_FACTOR = 2.5
+# The points are means of closed loops under vLLM 0.12 to 0.19. How much wider what was not measured is, by judgement: medians of
+# TTFT (a cold start is in the mean), Poisson arrivals, and engines before V1 became what was measured.
+MEDIAN_TTFT_FACTOR, OPEN_LOOP_FACTOR, OLD_ENGINE_FACTOR = 1.6, 1.5, 1.8
 
 
 def family(gpu: GpuType) -> str:

@@ -102,10 +102,7 @@ def objectives(answer: Answer, best: Option) -> str:
     edge = [
         str(one)
         for one in workload.objectives
-        if with_interval(
-            found[str(one)], one.quantity if one.quantity != "e2e" else "throughput", best.engine, "s"
-        ).p90
-        > one.seconds
+        if with_interval(found[str(one)], one.quantity, best.engine, "s").p90 > one.seconds
     ]
     return f"{text} At the upper end of the estimate {' and '.join(edge)} would not." if edge else text
 
