@@ -250,6 +250,30 @@ def test_the_document_has_everything() -> None:
     assert picture(plan, found.question.cluster)[1].startswith("node1")
 
 
+def test_a_model_with_its_own_draft_layers_is_told_so() -> None:
+    """MTP layers in the checkpoint are the draft to try first; a model without them is shown EAGLE."""
+    names = {one.name for one in what_ifs(ask(model("deepseek-ai/DeepSeek-V3"), "8xH200"))}
+    assert "speculative-MTP" in names
+    assert "speculative-EAGLE" not in names
+    assert "speculative-EAGLE" in {one.name for one in what_ifs(ask(SMALL, "1xH100"))}
+
+
+def test_what_would_make_it_fit_is_said() -> None:
+    """Where nothing fits at the wanted length, the change and the length at which it does are named."""
+    found = ask(model("Qwen/Qwen3-32B"), "1xRTX-4090")
+    assert found.best is None
+    page = document(found, (), None, what_ifs(found))
+    assert "What would make it fit: INT4 weights and --max-model-len" in page["verdict"][-1]
+
+
+def test_the_first_idea_of_a_mixed_cluster() -> None:
+    """TP over different GPUs is refused in vLLM's words, or by what it wastes where it would start."""
+    six = why_obvious_lost(ask(LARGE, "2xA100-PCIe-80GB+4xRTX-4090"))
+    assert "must be divisible by tensor parallel size (6)" in six
+    four = why_obvious_lost(ask(SMALL, "2xA100-PCIe-80GB+2xRTX-4090"))
+    assert "no more than a RTX-4090 can" in four
+
+
 def test_no_gpus_no_plan() -> None:
     """A cluster without GPUs is answered in words."""
     empty = Cluster("c", (replace(parse_shorthand("1xL4").nodes[0], gpus=()),))

@@ -13,9 +13,12 @@ from longspan.planner.simulate import Load
 from longspan.units import GIB
 from longspan.workload import Workload
 
-# Share of drafted tokens accepted, low and high, and the draft's cost as a share of the model's step. Guesses after the
-# acceptance lengths that the EAGLE-3 paper (arXiv 2503.01840) and vLLM's speculators report; prompts decide.
-_DRAFTS = {"EAGLE": (0.6, 0.8, 0.06, 3), "n-gram": (0.1, 0.5, 0.0, 4), "draft model": (0.5, 0.75, 0.15, 3)}
+# Share of drafted tokens accepted, low and high, the draft's cost as a share of the model's step, and tokens drafted. Guesses after the
+# acceptance lengths that the EAGLE-3 paper (arXiv 2503.01840) and vLLM's speculators report, and for MTP the DeepSeek-V3 report
+# (arXiv 2412.19437: 85 to 90 % of second tokens); prompts decide. MTP's cost is its layers' share of the model.
+_DRAFTS = {
+    "EAGLE": (0.6, 0.8, 0.06, 3), "MTP": (0.7, 0.9, 0.0, 1), "n-gram": (0.1, 0.5, 0.0, 4), "draft model": (0.5, 0.75, 0.15, 3),
+}  # fmt: skip
 
 # A context below this is of no use to say.
 _SHORTEST = 1024
@@ -59,7 +62,8 @@ def what_ifs(answer: Answer) -> list[WhatIf]:
         found.append(_shorter("shorter", answer, "The weights as they are"))
     found += [one_node_more(question, best), one_node_less(question, best), faster_fabric(question, best)]
     if best is not None:
-        found += [speculative(question, best, name) for name in _DRAFTS]
+        drafts = [name for name in _DRAFTS if name != ("EAGLE" if question.facts.mtp_layers else "MTP")]
+        found += [speculative(question, best, name) for name in drafts]
     return [one for one in found if one is not None]
 
 
@@ -225,6 +229,8 @@ def speculative(question: Question, best: Option, name: str) -> WhatIf | None:
     With acceptance a and k drafted tokens a step yields (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al. 2023).
     """
     low, high, draft, count = _DRAFTS[name]
+    if name == "MTP":
+        draft = question.facts.mtp_layers / len(question.facts.layers)
     batch = best.steady.batch
     held = question.workload.prompt_tokens + question.workload.output_tokens / 2
     plain = best.engine.step_seconds(Load(0, 0, 0, batch, batch * held))
@@ -248,7 +254,7 @@ def speculative(question: Question, best: Option, name: str) -> WhatIf | None:
     )
     return WhatIf(
         f"speculative-{name}",
-        f"Speculative decoding ({name}, {count} tokens{memory}): time per token x{1 / last:.2f} to x{1 / first:.2f} at a batch of {batch:.0f} (a guess): {verdict}.",
+        f"Speculative decoding ({name}, {count} token{'s' if count > 1 else ''}{memory}): time per token x{1 / last:.2f} to x{1 / first:.2f} at a batch of {batch:.0f} (a guess): {verdict}.",
     )
 
 
