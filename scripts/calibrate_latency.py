@@ -330,8 +330,8 @@ def interval(quantity: str, found: Sequence[HeldOut]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def report(found: Sequence[HeldOut]) -> None:
-    """Median and 90th percentile of the error, the interval for `step_costs.SPREAD`, and what it holds of each left-out fold."""
+def report(found: Sequence[HeldOut], name: str = "all") -> None:
+    """Median and 90th percentile of the error, the interval for `step_costs.SPREADS`, and what it holds of each left-out fold."""
     for quantity in QUANTITIES:
         chosen = [one for one in found if one.point.fitted]
         error = np.abs([one.pairs[quantity][0] / one.pairs[quantity][1] - 1 for one in chosen]) * 100
@@ -345,7 +345,7 @@ def report(found: Sequence[HeldOut]) -> None:
                 if one.fold == number
             ]
         print(
-            f"{quantity}, held out: {len(chosen)} points, median {np.median(error):.1f} %, p90 {np.quantile(error, 0.9):.1f} %, "
+            f"{name}, {quantity}, held out: {len(chosen)} points, median {np.median(error):.1f} %, p90 {np.quantile(error, 0.9):.1f} %, "
             f"measured/estimate {low:.3f} to {high:.3f}, inside the interval of the other folds {np.mean(inside):.0%}"
         )
 
@@ -381,6 +381,8 @@ def main() -> None:
         print(f"{name} = {value:.4g}", flush=True)
     found = hold_out(points, given.folds, best)
     report(found)
+    for name in ("hopper", "blackwell"):
+        report([one for one in found if family(one.point.gpu) == name], name)
     if given.predictions:
         given.predictions.write_text(json.dumps(predictions(found)))
 

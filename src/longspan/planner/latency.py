@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from longspan.plan import Estimate
 from longspan.planner.engine_model import EngineModel
 from longspan.planner.simulate import Limits, Load, Request, Served, simulate
-from longspan.planner.step_costs import SPREAD, UNCALIBRATED_FACTOR
+from longspan.planner.step_costs import UNCALIBRATED_FACTOR, spread
 from longspan.workload import Objective, Workload
 
 # Requests simulated at least for an estimate, and the share of them left out while the batch fills.
@@ -53,11 +53,11 @@ class Protocol:
 
 # The serving benchmark of vLLM as most published points use it: all clients start at once and that first burst counts,
 # lengths are drawn from 80 to 100 % of the nominal ones, ten requests a client.
-BURST = Protocol(10, 0, 0.8, 1.0, 1.39e-3, 4.51e-6)
+BURST = Protocol(10, 0, 0.8, 1.0, 1.55e-3, 4.41e-6)
 # A warm measurement that leaves out the first burst (the vLLM 0.12 points of the calibration were taken so).
-WARM = Protocol(10, 2, 0.8, 1.2, 6.65e-3, 4.51e-6, 2.08)
+WARM = Protocol(10, 2, 0.8, 1.2, 7.13e-3, 4.41e-6, 2.08)
 # What a user's request pays between its arrival at the server and the engine.
-SERVED = Protocol(10, 2, 1.0, 1.0, 1.39e-3, 4.51e-6)
+SERVED = Protocol(10, 2, 1.0, 1.0, 1.55e-3, 4.41e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,10 +290,10 @@ def with_interval(
     Args:
         quantity: `ttft`, `tpot`, `throughput`, `e2e` or `user_speed`. factor: wider than what was measured, on a logarithmic scale.
     """
-    spread = SPREAD[quantity].widened(factor)
+    seen = spread(engine.stages[0].site.gpu, quantity).widened(factor)
     source = engine.stages[0].costs.source
     if not engine.is_calibrated:
-        spread = spread.widened(UNCALIBRATED_FACTOR)
+        seen = seen.widened(UNCALIBRATED_FACTOR)
         if not source.startswith("guess"):
             source = f"{source}; links or stages are guesses"
-    return Estimate(value, value * spread.p10, value * spread.p90, unit, source)
+    return Estimate(value, value * seen.p10, value * seen.p90, unit, source)
