@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from longspan.plan import Estimate
 from longspan.planner.engine_model import EngineModel
 from longspan.planner.simulate import Limits, Load, Request, Served, simulate
-from longspan.planner.step_costs import UNCALIBRATED_FACTOR, spread
+from longspan.planner.step_costs import UNCALIBRATED_FACTOR, spread, together
 from longspan.workload import Objective, Workload
 
 # Requests simulated at least for an estimate, and the share of them left out while the batch fills.
@@ -290,10 +290,10 @@ def with_interval(
     Args:
         quantity: `ttft`, `tpot`, `throughput`, `e2e` or `user_speed`. factor: wider than what was measured, on a logarithmic scale.
     """
-    seen = spread(engine.stages[0].site.gpu, quantity).widened(factor)
     source = engine.stages[0].costs.source
     if not engine.is_calibrated:
-        seen = seen.widened(UNCALIBRATED_FACTOR)
+        factor = together(factor, UNCALIBRATED_FACTOR)
         if not source.startswith("guess"):
             source = f"{source}; links or stages are guesses"
+    seen = spread(engine.stages[0].site.gpu, quantity).widened(factor)
     return Estimate(value, value * seen.p10, value * seen.p90, unit, source)

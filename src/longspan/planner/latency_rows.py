@@ -28,6 +28,7 @@ from longspan.planner.step_costs import (
     OPEN_LOOP_FACTOR,
     WARM_PROMPT_SECONDS,
     family,
+    together,
 )
 from longspan.workload import Workload
 
@@ -143,12 +144,11 @@ def evaluate_latency(row: Row, facts: ModelFacts, gpu: GpuType) -> dict[str, Est
 
 def _width(row: Row, quantity: str) -> float:
     """How much wider an interval is than the measured one: the row asks for what the points do not have."""
-    factor = OPEN_LOOP_FACTOR if row.request_rate_per_s else 1.0
-    if row.settings.version < _OLDEST_MEASURED:
-        factor *= OLD_ENGINE_FACTOR
-    if quantity == "ttft" and row.quantity.endswith("_median"):
-        factor *= MEDIAN_TTFT_FACTOR
-    return factor
+    return together(
+        OPEN_LOOP_FACTOR if row.request_rate_per_s else 1.0,
+        OLD_ENGINE_FACTOR if row.settings.version < _OLDEST_MEASURED else 1.0,
+        MEDIAN_TTFT_FACTOR if quantity == "ttft" and row.quantity.endswith("_median") else 1.0,
+    )
 
 
 def _statistics(row: Row, engine: EngineModel, limits: Limits, isl: int, osl: int) -> Statistics:

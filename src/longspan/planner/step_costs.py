@@ -6,6 +6,7 @@ vLLM 0.12 to 0.19. Families without points carry Hopper's efficiencies over and 
 """
 
 from dataclasses import dataclass, replace
+from math import sqrt
 
 from longspan.cluster.catalog import GpuType
 from longspan.planner.steptime import StepCosts
@@ -75,6 +76,11 @@ UNCALIBRATED_FACTOR = 2.5
 # The points are means of closed loops under vLLM 0.12 to 0.19. How much wider what was not measured is, by judgement: medians of
 # TTFT (a cold start is in the mean), Poisson arrivals, and engines before V1 became what was measured.
 MEDIAN_TTFT_FACTOR, OPEN_LOOP_FACTOR, OLD_ENGINE_FACTOR = 1.6, 1.5, 1.8
+
+
+def together(*factors: float) -> float:
+    """Several reasons for a wider interval as one factor: independent errors add in squares, on the logarithmic scale."""
+    return sqrt(1 + sum(factor**2 - 1 for factor in factors))
 
 
 def family(gpu: GpuType) -> str:
