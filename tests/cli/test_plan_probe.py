@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from longspan import errors
-from longspan.cli import plan_probe, prepare
+from longspan.cli import plan_probe
 from longspan.cluster.inventory_file import parse_cluster
 from longspan.cluster.parse import Port, parse_sysfs_ports
 from longspan.cluster.probe import ADDRESSES, COMMANDS, GPUS, SPEEDS, SYSFS_PORTS, TOPOLOGY
@@ -91,7 +91,7 @@ def test_the_printed_inventory_joins_that_ray(
             ray_node("gpu-a", "10.0.0.1", 2, head=True, gpus=TWO_A100, addresses=ip("eno1", "10.0.0.1"))
         ],
     }
-    monkeypatch.setattr(prepare, "ask_ray", lambda verb, address, wanted: answer)
+    monkeypatch.setattr(plan_probe, "ask_ray", lambda verb, address, wanted: answer)
     monkeypatch.setattr(plan_probe, "find_spec", lambda name: name)
     said = longspan("plan", "--probe", "ray:10.0.0.1:6379", "--json")
     document = said.document

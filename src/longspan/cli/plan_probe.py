@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from longspan.cli.joining import ask_ray
 from longspan.cluster.inventory import Cluster, Node, describe
 from longspan.cluster.inventory_file import to_toml
 from longspan.cluster.probe import COMMANDS, answered, probe_node
@@ -63,8 +64,6 @@ def ssh_cluster(wanted: str, notes: list[str]) -> Cluster:
 
 def ray_cluster(address: str, notes: list[str]) -> tuple[Cluster, str]:
     """The nodes of a running Ray, each asked by a task of its own, and the address of its head."""
-    from longspan.cli.prepare import ask_ray
-
     if find_spec("ray") is None:
         raise EngineMissingError(
             f"Ray is not installed beside this Longspan ({sys.executable}), so no Ray cluster can be asked.",
