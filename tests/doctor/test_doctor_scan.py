@@ -163,12 +163,15 @@ def wrapped(shipper: str, line: str) -> str:
 
 
 @pytest.mark.parametrize("shipper", ["docker", "journald", "structured"])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [name for name in FAULTS if "without a time" not in name]
+)  # a record has one
 def test_lines_in_json(name: str, shipper: str) -> None:
     """What a shipper wrapped into JSON leads to the same cause; its own level "info" takes nothing back."""
     cause, lines = FAULTS[name]
     findings = diagnose_lines([wrapped(shipper, line) for line in lines]).findings
     assert findings[0].cause == cause
+    assert findings[0].evidence[0].text in lines
 
 
 def test_several_lines_in_one_record() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
-from longspan.doctor.records import unwrapped
+from longspan.doctor.records import HEAD_ENDS, unwrapped
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
@@ -185,10 +185,10 @@ class Scanner:
         found = self._keys.intersection(text.translate(WORD_BYTES).split())
         wanted: tuple[int, ...] = (self._quote,) if opened else ()
         if found and not opened:
-            decoded = text.decode("utf-8", "replace")
+            decoded = text.decode("utf-8", "replace").rpartition(HEAD_ENDS)[2]
             numbers = {number for word in found for number in self._index[word]}
             wanted = tuple(sorted(n for n in numbers if self._table[n].possible(decoded)))
-            if b"\r" in text and not wanted:
+            if b"\r" in text and (not wanted or HEAD_ENDS.encode() in text):
                 wanted = tuple(sorted(numbers))
         if len(shape) <= 4096:
             if len(self._shapes) >= SHAPES_LIMIT:
@@ -221,7 +221,8 @@ class Scanner:
     ) -> None:
         whole = lines[i][:TEXT_LIMIT].decode("utf-8", "replace")
         number = line + i + 1
-        for text in whole.split("\r") if "\r" in whole else (whole,):
+        for part in whole.split("\r") if "\r" in whole else (whole,):
+            front, _, text = part.rpartition(HEAD_ENDS)
             head: Head | None = None
             quoted: re.Match[str] | None = None
             for index in wanted:
@@ -231,7 +232,7 @@ class Scanner:
                     continue
                 if head is None:
                     quoted = QUOTED.search(text)
-                    head = parse_head(text)
+                    head = parse_head(front + text)
                     if head.time_seconds is None:
                         clock.look_back(lines, i, line)
                     else:

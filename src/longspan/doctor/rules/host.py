@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="container-oom", cause="oom-host-ram", words="oomkilled oom_kill oom killer kill", weight=0.92, any_level=True,
-        pattern=r"OOMKilled|[Dd]etected \d+ oom[-_ ]kill|killed by the (?:cgroup out-of-memory handler|OOM killer)|result 'oom-kill'"
+        pattern=r"OOMKilled|[Dd]etected \d+ oom[-_ ]kill|(?<!\bprocess was )(?<!\bprocess is )killed by the (?:cgroup out-of-memory handler|OOM killer)(?! due to high memory usage)|result 'oom-kill'"
         r"|exceeded (?:job |step )?memory limit|System OOM encountered",
         example="slurmstepd: error: Detected 1 oom_kill event in StepId=4412.0. Some of the step tasks have been OOM Killed.",
         source="https://slurm.schedmd.com/slurm.conf.html",
@@ -93,7 +93,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # File systems.
     Rule(
-        id="no-space", cause="disk-full", decide="no_space", weight=0.9, also=("shm-too-small",),
+        id="no-space", cause="disk-full", decide="no_space", weight=0.92, also=("shm-too-small",),
         words="space errno enospc speicherplatz espace espacio espaço spazio oserror места осталось device 设备上没有空间 没有空间",
         pattern=_NO_SPACE,
         example="OSError: [Errno 28] No space left on device: '/root/.cache/huggingface/hub/models--m/blobs/3f.incomplete'",

@@ -183,6 +183,11 @@ MARKS: tuple[Mark, ...] = (
         example="*** SIGTERM received at time=1796052600 on cpu 0 ***",
     ),
     Mark(
+        id="raylet-stop", means="stop", words="agent sigterm graceful",
+        pattern=r"Agent process with name \w+ exited, exit code 0\b|Node received SIGTERM; draining|Raylet graceful shutdown triggered",
+        example="[2026-11-30 20:58:51,675 I 12 13] (raylet) agent_manager.cc:83: Agent process with name dashboard_agent exited, exit code 0.",
+    ),
+    Mark(
         id="service-stop", means="stop", words="stopping stopped scancel cancelled deleting terminating scaled killing",
         pattern=r"systemd\[\d+\]: Stopp(?:ing|ed) |JOB \d+ ON \S+ CANCELLED AT (?!.*DUE TO TIME LIMIT)"
         r"|Killing\s+.*Stopping container|Scaled down replica set|Stopping container",
