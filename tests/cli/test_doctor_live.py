@@ -20,7 +20,7 @@ from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import fetch, live
 from longspan.doctor.kept import keep
-from longspan.doctor.launches import changes_since, plan_names, recorded, with_ranks
+from longspan.doctor.launches import changes_since, plan_names, recorded, with_difference, with_ranks
 from longspan.doctor.standing import rank_states, standing
 from longspan.finding import Finding
 from longspan.host import Completed, LocalHost, RecordedHost, SshHost
@@ -102,6 +102,29 @@ def test_what_changed() -> None:
     assert changes_since(good, other, FACTS) == [("deployment/identity", "i", "other")]
 
 
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [("driver", "driver-too-old"), ("nccl", "nccl-env-mismatch"), ("torch", "gpu-arch-unsupported"),
+     ("checkpoint", "weights-corrupt")],
+)  # fmt: skip
+def test_what_changed_on_one_node(what: str, cause: str) -> None:
+    """Driver, NCCL, torch and the node's copy of the checkpoint are compared too, and stand with the cause that they explain."""
+    full = {
+        name: {**facts, "driver": "570.1", "nccl": "2.28.9", "torch": "2.13.0", "checkpoint": "a1"}
+        for name, facts in FACTS.items()
+    }
+    good = recorded(SPEC, full)
+    facts = {**full, "gpu-2": {**full["gpu-2"], what: "other"}}
+    changes = changes_since(good, SPEC, facts)
+    assert [change[0] for change in changes] == [f"gpu-2/{what}"]
+    explained, other = with_difference(
+        [Finding("x", "error", cause, "It broke."), Finding("x", "error", "port-in-use", "It broke.")],
+        changes,
+    )
+    assert f"gpu-2/{what} " in explained.summary
+    assert other.summary == "It broke."
+
+
 def test_the_controller_remembers_a_launch_that_serves(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +139,7 @@ def test_the_controller_remembers_a_launch_that_serves(
 
     async def life() -> None:
         controller = Controller(places, SPEC, "127.0.0.1")
+        controller.machine.begin(0.0)
         controller.machine.facts = FACTS
         await controller.feed(Tick())
         assert not places.last_good.exists()
@@ -123,6 +147,7 @@ def test_the_controller_remembers_a_launch_that_serves(
         kept = json.loads(places.last_good.read_text())
         assert kept == recorded(SPEC, FACTS)
         assert places.last_good.stat().st_mode & 0o777 == 0o600
+        assert [launch["model"] for launch in json.loads(places.launches.read_text())["launches"]] == ["/m"]
         places.last_good.unlink()
         places.last_good.mkdir()
         controller.machine.phase = "verified"
