@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="exit-137", cause="worker-killed", kind="symptom", words="exit exited code exitcode killed getötet tué processus matado 已杀死", weight=0.65, any_level=True,
-        pattern=r"[Ee]xit(?:ed)?(?: with)?(?: code|Code|_code)?:? ?(?:137|139|-9|-11)\b|\b\d+ (?:Killed|Getötet|Tué|Processus arrêté|Matado|已杀死) +"
+        pattern=r"[Ee]xit(?:ed)?(?: with)?(?: [Cc]ode|Code|_code)?:?\s*(?:137|139|-9|-11)\b|\b\d+ (?:Killed|Getötet|Tué|Processus arrêté|Matado|已杀死) +"
         r"|^(?:\S+: )?(?:line \d+: )?Killed\b|task \d+: Killed|exitcode ?: ?-(?:9|11|6)\b",
         example="srun: error: gpu02: task 3: Killed",
         source="https://tldp.org/LDP/abs/html/exitcodes.html",
