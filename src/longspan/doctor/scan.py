@@ -151,16 +151,14 @@ class Scanner:
         if block.startswith(b'{"') or b'\n{"' in block:
             lines = [unwrapped(raw) for raw in lines]
             block = b"\n".join(lines)
-        shapes = self._shapes
         later: dict[bytes, deque[int]] = {}  # shape of a lazy line -> its last indices in this block
         self._direction(lines, line)
         start, section_box = self._order - line, [section]
-        for i, shape in enumerate(block.translate(None, DIGITS).split(b"\n")[: len(lines)]):
-            wanted = shapes.get(shape)
-            if wanted is None:
-                wanted = self._new_shape(shape, lines[i])
-            if not wanted:
-                continue
+        shapes = block.translate(None, DIGITS).split(b"\n")[: len(lines)]
+        telling = self._telling(shapes, lines)
+        for i in [i for i, shape in enumerate(shapes) if shape in telling] if telling else ():
+            shape = shapes[i]
+            wanted = telling[shape]
             if shape in later:
                 later[shape].append(i)
                 continue
@@ -175,10 +173,23 @@ class Scanner:
             self._examine(name, lines, i, line, start, wanted, section_box, clock)
         last = ((i, shape) for shape, indices in later.items() for i in indices)
         for i, shape in sorted(last):
-            self._examine(name, lines, i, line, start, shapes.get(shape, ()), section_box, clock)
+            self._examine(name, lines, i, line, start, telling[shape], section_box, clock)
         self._order += len(lines)
         self._lines += len(lines)
         return line + len(lines), section_box[0]
+
+    def _telling(self, shapes: list[bytes], lines: list[bytes]) -> dict[bytes, tuple[int, ...]]:
+        """The shapes of a block that some rule may match, with those rules. Each shape costs one look-up, however many lines
+        have it: what a healthy server writes is told apart at the speed of the interpreter's own loops."""
+        first = dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True))
+        telling = {}
+        for shape, i in first.items():
+            wanted = self._shapes.get(shape)
+            if wanted is None:
+                wanted = self._new_shape(shape, lines[i])
+            if wanted:
+                telling[shape] = wanted
+        return telling
 
     def _new_shape(self, shape: bytes, text: bytes) -> tuple[int, ...]:
         text, opened = unquoted(text[:TEXT_LIMIT])
