@@ -283,17 +283,19 @@ class Scanner:
 class _Clock:
     """The time of the latest line that had one; a traceback's own lines carry none."""
 
-    __slots__ = ("line", "node", "time_seconds")
+    __slots__ = ("line", "node", "searched", "time_seconds")
 
     def __init__(self) -> None:
         self.time_seconds: float | None = None
         self.line = 0
         self.node = ""
+        self.searched = 0  # up to this line there is no time after `line`
 
     def look_back(self, lines: list[bytes], i: int, line: int) -> None:
         """Looks for a nearer time in the lines just above."""
+        known, self.searched = max(self.line, self.searched), line + i
         for j in range(i - 1, max(-1, i - 40), -1):
-            if line + j + 1 <= self.line:
+            if line + j + 1 <= known:
                 return
             text = lines[j][:300].decode("utf-8", "replace")
             time = parse_time(text)
