@@ -16,6 +16,7 @@ from test_verbs import document
 from longspan import errors
 from longspan.cli import control, doctor_live, up
 from longspan.daemon.controller import Controller
+from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import fetch, live
@@ -24,7 +25,9 @@ from longspan.doctor.launches import changes_since, plan_names, recorded, with_d
 from longspan.doctor.standing import rank_states, standing
 from longspan.finding import Finding
 from longspan.host import Completed, LocalHost, RecordedHost, SshHost
-from longspan.launch.steps import Failure, Steps, Tick
+from longspan.launch.events import Tick
+from longspan.launch.failure import Failure
+from longspan.launch.steps import Steps
 
 SPEC = DeploymentSpec(
     name="default", identity="i", model="/m", served_name="m", tp=1, pp=2, executor="ray", device="cuda",
@@ -142,14 +145,14 @@ def test_the_controller_remembers_a_launch_that_serves(
         controller.machine.begin(0.0)
         controller.machine.facts = FACTS
         await controller.feed(Tick())
-        assert not places.last_good.exists()
+        await controller.noted()
+        assert LaunchStore(places.launches).last_good() == {}
         await controller.feed(Tick())
-        kept = json.loads(places.last_good.read_text())
-        assert kept == recorded(SPEC, FACTS)
-        assert places.last_good.stat().st_mode & 0o777 == 0o600
-        assert [launch["model"] for launch in json.loads(places.launches.read_text())["launches"]] == ["/m"]
-        places.last_good.unlink()
-        places.last_good.mkdir()
+        await controller.noted()
+        assert LaunchStore(places.launches).last_good() == recorded(SPEC, FACTS)
+        assert places.launches.stat().st_mode & 0o777 == 0o600
+        places.launches.unlink()
+        places.launches.mkdir()
         controller.machine.phase = "verified"
         await controller.feed(Tick())
         assert controller.machine.phase == "serving"
@@ -202,11 +205,17 @@ def test_a_node_of_a_joined_ray_may_be_anywhere(places: Places) -> None:
     assert doctor_live.reachable(joined, status(places), "elsewhere") == []
 
 
+def served(places: Places, made_of: dict[str, str]) -> None:
+    """A launch that was good."""
+    store = LaunchStore(places.launches)
+    store.update(store.begin(made_of), made_of, outcome="good", phase="serving")
+
+
 def test_after_a_failed_launch(longspan: Callable[..., Any], places: Places) -> None:
     """The logs' verdict in the shape of every diagnosis, with the difference from the last good launch."""
     write_private(places.last_status, json.dumps(status(places, "gone")))
     good = recorded(replace(SPEC, vllm_arguments=("--max-model-len", "4096")), FACTS)
-    write_private(places.last_good, json.dumps(good))
+    served(places, good)
     said = longspan("doctor", "--name", "default", "--json")
     assert said.code == 0
     assert next(iter(said.document)) == "findings"
@@ -230,7 +239,7 @@ def test_a_bundle_carries_no_name_of_the_plan(
     told = status(places, "gone")
     told["nodes"][1]["facts"] = facts
     write_private(places.last_status, json.dumps(told))
-    write_private(places.last_good, json.dumps({**recorded(SPEC, FACTS), "gpu-2/vllm": "0.31.0"}))
+    served(places, {**recorded(SPEC, FACTS), "gpu-2/vllm": "0.31.0"})
     out = tmp_path / "b.tar.gz"
     assert longspan("doctor", "--name", "default", "--json", "--bundle", str(out)).code == 0
     with tarfile.open(out) as archive:
@@ -300,7 +309,7 @@ def test_without_anything_piped(
 def test_a_failed_up_says_what_changed(places: Places) -> None:
     """Its last words hold the doctor's verdict and the difference from the last good launch."""
     good = recorded(replace(SPEC, vllm_arguments=()), FACTS)
-    write_private(places.last_good, json.dumps(good))
+    served(places, good)
     failed = {**status(places, "gone"), "failure": Failure("launch", "engine", "It broke.").to_json()}
     remedy = up._failure(failed).remedy
     assert "doctor: " in remedy
@@ -382,6 +391,6 @@ def test_patience_comes_from_own_launches(
     late = longspan("doctor", "--name", "default", "--json").document["live"]["over_seconds"]
     assert late > 0
     for model, over in (("/other", late), ("/m", -500.0)):
-        kept = {"launches": [{"model": model, "seconds": {"engine (starting)": 300.0}}]}
-        write_private(places.launches, json.dumps(kept))
+        made_of = recorded(replace(SPEC, model=model), {})
+        LaunchLog(LaunchStore(places.launches)).note("serving", made_of, "", {"engine (starting)": 300.0})
         assert longspan("doctor", "--name", "default", "--json").document["live"]["over_seconds"] == over

@@ -7,18 +7,9 @@ import pytest
 from driving import NODES, Drive, checked_drives, copy, evidence, launcher_line, reference, take_down
 
 from longspan.deployment import NodeSpec
-from longspan.launch.steps import (
-    FRONT,
-    PHASES,
-    AgentJoined,
-    Ask,
-    Call,
-    DownAsked,
-    SetGateway,
-    Start,
-    StartAgents,
-    StopAll,
-)
+from longspan.launch.actions import Ask, Call, SetGateway, Start, StartAgents, StopAll
+from longspan.launch.events import AgentJoined, DownAsked
+from longspan.launch.steps import FRONT, PHASES
 
 
 @pytest.fixture
@@ -36,9 +27,9 @@ def test_the_whole_way(start: Callable[..., Drive], executor: str) -> None:
         stage()
     assert drive.machine.phase == "serving"
     assert [p for p in drive.machine.started if p in PHASES] == list(PHASES)
-    assert drive.machine.proof is not None
-    assert drive.machine.proof.verdict == "verified"
-    assert [drive.machine.ranks[rank].address for rank in (0, 1)] == ["10.0.0.1", "10.0.0.2"]
+    assert drive.machine.group.proof is not None
+    assert drive.machine.group.proof.verdict == "verified"
+    assert [drive.machine.group.ranks[rank].address for rank in (0, 1)] == ["10.0.0.1", "10.0.0.2"]
     take_down(drive)
 
 
@@ -105,6 +96,19 @@ def test_mp_ranks_start_once_all_gpus_are_held(start: Callable[..., Drive]) -> N
     assert drive.say("a", "launcher", launcher_line("holders", holders=holders)) == []
 
 
+def test_gpus_that_are_named_by_uuid(start: Callable[..., Drive]) -> None:
+    """Where CUDA_VISIBLE_DEVICES holds UUIDs, as of MIG slices, Ray hands out those, and the ranks get them unchanged."""
+    drive = start(executor="mp", tp=2, pp=1, nodes=(replace(NODES[0], gpus=2),), device="cuda")
+    drive.until("ray")
+    reserved = launcher_line("reserved", placement_group="pg", bundles=["10.0.0.1"] * 2)
+    assert drive.say("a", "launcher", reserved) == []
+    slices = ["MIG-b1", "MIG-a0"]
+    holders = [{"pid": 1, "node_id": "x", "gpu_ids": [name]} for name in slices]
+    (started,) = drive.say("a", "launcher", launcher_line("holders", holders=holders))
+    assert isinstance(started, Start)
+    assert started.process.env["CUDA_VISIBLE_DEVICES"] == "MIG-a0,MIG-b1"
+
+
 def test_no_traffic_before_the_ranks_are_confirmed(start: Callable[..., Drive]) -> None:
     """The engine's own readiness opens nothing: each node must first find the ranks among its processes."""
     drive = start()
@@ -143,12 +147,12 @@ def test_engine_phases_go_forward_only(start: Callable[..., Drive]) -> None:
     """A line of an earlier phase that arrives late does not turn the engine's phase back."""
     drive = start()
     drive.until("ranks_join")
-    assert drive.machine.engine_phase == "joined"
+    assert drive.machine.group.engine_phase == "joined"
     drive.say(
         "a", "launcher", "INFO Starting to load model /m...", "INFO Warming up model for the compilation..."
     )
     drive.say("a", "launcher", "INFO Loading weights took 3.1 seconds")
-    assert drive.machine.engine_phase == "warm-up"
+    assert drive.machine.group.engine_phase == "warm-up"
 
 
 def test_pids_that_coincide_on_two_hosts(start: Callable[..., Drive]) -> None:
@@ -165,8 +169,8 @@ def test_one_rank_on_one_node(start: Callable[..., Drive]) -> None:
     for stage in drive.stages():
         stage()
     assert drive.machine.phase == "serving"
-    assert drive.machine.proof is not None
-    assert drive.machine.proof.verdict == "partly verified"
+    assert drive.machine.group.proof is not None
+    assert drive.machine.group.proof.verdict == "partly verified"
 
 
 def test_three_ranks_on_two_nodes(start: Callable[..., Drive]) -> None:
@@ -198,8 +202,8 @@ def test_a_reference_that_cannot_be_made_is_said(start: Callable[..., Drive]) ->
         drive.answer("evidence:", evidence())
         drive.answer("reference:a", **answer)
         assert drive.machine.phase == "serving"
-        assert drive.machine.proof is not None
-        assert drive.machine.proof.verdict == "partly verified"
+        assert drive.machine.group.proof is not None
+        assert drive.machine.group.proof.verdict == "partly verified"
 
 
 def test_the_reference_may_be_first(start: Callable[..., Drive]) -> None:

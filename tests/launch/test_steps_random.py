@@ -6,8 +6,7 @@ from driving import Drive, check, evidence, launcher_line, make_spec, make_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longspan.launch.steps import (
-    FRONT,
+from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
     Answered,
@@ -17,6 +16,7 @@ from longspan.launch.steps import (
     StartFailed,
     Tick,
 )
+from longspan.launch.steps import FRONT
 
 names = st.sampled_from([FRONT, "a", "b"])
 processes = st.sampled_from(["ray", "launcher", "engine", "gateway", "unknown"])
@@ -50,7 +50,7 @@ answers = st.one_of(
         lambda what, node: Answered(f"{what[0]}:{node}", what[1]),
         st.sampled_from(
             [
-                ("facts", {"ray": "2", "vllm": "1", "python": "3"}), ("write", {}), ("ports", [1, 2, 3, 4, 5]), ("digest", None),
+                ("facts", {"ray": "2.60.0", "vllm": "0.32.0", "python": "3.11.2"}), ("write", {}), ("ports", [1, 2, 3, 4, 5]), ("digest", None),
                 ("ranks", {"100": []}), ("ranks", {"101": []}), ("ranks", {}), ("reference", reference(-1.0)),
                 ("reference", reference(-2.0)), ("reference", {"skipped": "no"}), ("stopped", {"left": []}),
                 ("stopped", None), ("unasked", 1), ("collect", {}),

@@ -12,17 +12,19 @@ from typing import Any
 import click
 
 from longspan.cli import control, doctor_logs
+from longspan.daemon.launch_store import LaunchStore
 from longspan.daemon.places import Places
+from longspan.daemon.reach import host_of
 from longspan.deployment import DeploymentSpec
 from longspan.doctor.history import budgets_seconds
-from longspan.doctor.launches import changes_since, plan_names, with_difference, with_ranks
+from longspan.doctor.launches import changes_since, model_of, plan_names, with_difference, with_ranks
 from longspan.doctor.live import Target, examine
 from longspan.doctor.match import Diagnosis
 from longspan.doctor.stacks import Collected
 from longspan.doctor.standing import Standing, judged, rank_states, standing
 from longspan.errors import ControlPlaneError, HostError
 from longspan.finding import Finding
-from longspan.host import Host, LocalHost, SshHost
+from longspan.host import Host, LocalHost
 from longspan.launch.phases import rank_of_title
 
 Change = tuple[str, str, str]
@@ -77,7 +79,9 @@ def spec_of(places: Places) -> DeploymentSpec | None:
 
 def budgets(places: Places, spec: DeploymentSpec) -> dict[str, float]:
     """What each phase may take, by the launches of this model that served under this name."""
-    return budgets_seconds(_document(places.launches).get("launches", []), spec.model)
+    model = model_of(spec)
+    good = LaunchStore(places.launches).good()
+    return budgets_seconds([launch.seconds for launch in good if launch.made_of["deployment/model"] == model])
 
 
 def has_run(places: Places) -> bool:
@@ -90,8 +94,7 @@ def connected(
 ) -> tuple[list[Finding], list[Change]]:
     """Findings with the plan's names and what changed since the last good launch, and all those changes."""
     facts = {node["name"]: node["facts"] for node in status.get("nodes", ())}
-    good = {key: str(value) for key, value in _document(places.last_good).items()}
-    changes = changes_since(good, spec, facts)
+    changes = changes_since(LaunchStore(places.launches).last_good(), spec, facts, places.checked())
     return with_difference(with_ranks(findings, plan_names(spec, facts)), changes), changes
 
 
@@ -135,7 +138,7 @@ def worker_pids(host: Host, tp: int) -> dict[int, int]:
 def reachable(
     spec: DeploymentSpec, status: Mapping[str, Any], hostname: str
 ) -> list[tuple[frozenset[str], Host]]:
-    """How the doctor reaches the nodes: all of this machine at once, the others by ssh.
+    """How the doctor reaches the nodes: all of this machine at once, the others by ssh or srun.
 
     Args:
         hostname: this machine's. A node of a joined Ray without ssh is reached only if it is this machine.
@@ -144,8 +147,8 @@ def reachable(
     here: list[str] = []
     found: list[tuple[frozenset[str], Host]] = []
     for node in spec.used_nodes():
-        if node.ssh is not None:
-            found.append((frozenset({node.name}), SshHost(node.name, node.ssh)))
+        if not node.is_here:
+            found.append((frozenset({node.name}), host_of(node)))
         elif spec.ray_address is None or facts.get(node.name, {}).get("hostname") == hostname:
             here.append(node.name)
     return [(frozenset(here), LocalHost(", ".join(here))), *found] if here else found

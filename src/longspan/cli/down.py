@@ -10,8 +10,6 @@ from longspan.daemon import processes
 from longspan.daemon.places import Places
 from longspan.errors import ControlPlaneError
 
-STOP_TIMEOUT_SECONDS = 90
-
 
 @click.command("down")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
@@ -28,13 +26,8 @@ def command(name: str, force: bool, as_json: bool) -> int:
         return 0
     if record is None or force:
         return _end_by_force(places, name, as_json)
-    control.request(record, "/v1/down", post=True)
     click.echo("Stopping …", err=True)
-    if not control.wait_until_gone(record, STOP_TIMEOUT_SECONDS):
-        raise ControlPlaneError(
-            f"The controller (pid {record['pid']}) has not stopped everything within {STOP_TIMEOUT_SECONDS} s.",
-            "`longspan down --force` ends what it started on this machine.",
-        )
+    control.take_down(record)
     findings = json.loads(places.last_status.read_text())["findings"] if places.last_status.exists() else []
     left_texts = [
         finding["summary"] for finding in findings if finding["cause"] in {"process-left", "agent-silent"}
@@ -44,14 +37,17 @@ def command(name: str, force: bool, as_json: bool) -> int:
 
 
 def _end_by_force(places: Places, name: str, as_json: bool) -> int:
-    """Ends what a controller that died, or that does not answer, has started on this machine."""
+    """Ends what a controller that died, or that does not answer, has started here and on the other hosts."""
     record = places.record()
     assert record is not None
     alive = {record["pid"]} if places.running() else set()
-    left = processes.end(alive, grace_seconds=1) | control.end_by_mark(places, record)
-    what = "ended by force" if alive else "its controller had died; what it left on this machine was ended"
-    _say(as_json, name, what, [f"pid {pid} does not end" for pid in sorted(left)])
-    return 0 if not left else ControlPlaneError.exit_code
+    left = processes.end(alive, grace_seconds=1)
+    elsewhere = control.sweep_elsewhere(places, record)
+    left |= control.end_by_mark(places, record)
+    what = "ended by force" if alive else "its controller had died; what it left was ended"
+    texts = [f"pid {pid} does not end" for pid in sorted(left)] + elsewhere
+    _say(as_json, name, what, texts)
+    return 0 if not texts else ControlPlaneError.exit_code
 
 
 def _say(as_json: bool, name: str, what: str, left: Sequence[object]) -> None:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ BACKLOG_EVENTS = 256  # from here on logs wait on disk until the controller has 
 STALL_SECONDS = 3.0
 GRACE_SECONDS = 8.0
 KEPT_LOG_BYTES = 1 << 20
+MAX_LOG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class AgentConfig:
         run_dir: removed at the end.
         log_dir: stays.
         joined: Ray is not ours: its workers are not our descendants and are found by the mark.
+        foreground: stay in the job step or container that started the agent, which ends when its first process does.
     """
 
     name: str
@@ -57,6 +60,7 @@ class AgentConfig:
     run_dir: str
     log_dir: str
     joined: bool
+    foreground: bool = False
 
 
 @dataclass(slots=True)
@@ -87,6 +91,23 @@ class Watched:
             lines, self.rest = [*lines, self.rest], b""
         return [cut(line.decode(errors="replace")) for line in lines]
 
+    def rotate(self) -> list[str]:
+        """Keeps a log bounded that has been read to its end: its content moves to NAME.log.1, and its writer, who appends,
+        goes on in the emptied file. vLLM writes a line for every request.
+
+        Returns:
+            The lines that came meanwhile.
+        """
+        if self.offset < MAX_LOG_BYTES:
+            return []
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            shutil.copyfile(self.log, self.log.with_name(f"{self.log.name}.1"))
+            lines = self.read()
+            os.truncate(self.log, 0)
+            self.offset = 0
+        return lines
+
 
 @dataclass(slots=True)
 class Agent:
@@ -111,6 +132,7 @@ class Agent:
     async def run(self) -> None:
         """Until told to stop, signalled, or without the controller for a lease."""
         processes.become_subreaper()
+        processes.raise_open_files()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.done.set)
@@ -122,13 +144,21 @@ class Agent:
                 asyncio.create_task(self._take_commands(session)),
                 asyncio.create_task(self._watch()),
             ]
-            await self.done.wait()
             for job in jobs:
+                job.add_done_callback(self._job_ended)
+            await self.done.wait()
+            for job in [*jobs, *self.tasks]:
                 job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            await asyncio.gather(*jobs, *self.tasks, return_exceptions=True)
             left = await asyncio.to_thread(self.end_everything)
             if left:
                 print(f"could not end pids {sorted(left)}", flush=True)
+
+    def _job_ended(self, job: asyncio.Task[None]) -> None:
+        """An agent that no longer beats, hears or watches is none: it ends what it started while it still can."""
+        if not job.cancelled() and (error := job.exception()) is not None:
+            traceback.print_exception(error)
+        self.done.set()
 
     # ---- outwards
     async def _send_events(self, session: aiohttp.ClientSession) -> None:
@@ -180,7 +210,8 @@ class Agent:
                 async with session.get(url, params={"after": after, "instance": self.instance}) as response:
                     response.raise_for_status()
                     commands = (await response.json())["commands"]
-            except (aiohttp.ClientError, TimeoutError):
+            except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+                # Also an answer that is none of ours, such as a proxy's.
                 await asyncio.sleep(BEAT_SECONDS)
                 continue
             for command in commands:
@@ -223,8 +254,12 @@ class Agent:
         self.watched[name] = Watched(name, log, child)
 
     async def _stop_all(self, call: str) -> None:
-        left = await asyncio.to_thread(self.end_everything)
-        texts = [f"pid {pid} does not end, even on SIGKILL" for pid in left]
+        try:
+            left = await asyncio.to_thread(self.end_everything)
+            texts = [f"pid {pid} does not end, even on SIGKILL" for pid in left]
+        except Exception as error:  # noqa: BLE001 - the controller waits for an answer, whatever happened
+            traceback.print_exc()
+            texts = [f"ending everything failed: {type(error).__name__}: {error}"]
         self._tell({"kind": "answered", "call": call, "value": {"left": texts}})
         for _ in range(50):  # let the answer leave before we do
             if not self.events:
@@ -235,14 +270,17 @@ class Agent:
 
     # ---- the node
     async def _watch(self) -> None:
-        next_reap = next_shm = 0.0
+        next_reap = next_shm = graced = 0.0
         last = time.monotonic()
         while True:
             now = time.monotonic()
-            if now - last > STALL_SECONDS:
-                # This process stood still (a paused machine): before it judges the controller, it asks once more.
+            if now - last > STALL_SECONDS and not graced:
+                # This process stood still (a paused machine): before it judges the controller, it asks once more. Once
+                # a silence, else standing still again and again would put off the lease for ever.
                 self.last_contact = max(self.last_contact, now - LEASE_SECONDS + GRACE_SECONDS)
-            last = now
+                graced = self.last_contact
+            elif self.last_contact != graced:
+                graced = 0.0
             for watched in list(self.watched.values()):
                 code = watched.child.poll()
                 more = self._read_log(watched, whole=code is not None)
@@ -255,6 +293,7 @@ class Agent:
             if time.monotonic() > next_shm:
                 self.shm |= await asyncio.to_thread(self._shm_in_use)
                 next_shm = time.monotonic() + SHM_SECONDS
+            last = time.monotonic()  # only the sleep is measured: what stands above may take its time
             await asyncio.sleep(WATCH_SECONDS)
 
     def _shm_in_use(self) -> set[Path]:
@@ -264,7 +303,7 @@ class Agent:
         """Passes new lines on. Returns whether there may be more."""
         if len(self.events) > BACKLOG_EVENTS:
             return True
-        texts = watched.read(whole=whole)
+        texts = watched.read(whole=whole) or watched.rotate()
         for start in range(0, len(texts), MAX_LINES):
             self._tell({"kind": "lines", "process": watched.name, "lines": texts[start : start + MAX_LINES]})
         return bool(texts or watched.rest)
@@ -323,10 +362,15 @@ def _detach() -> None:
         os.read(read, 1)
         os._exit(0)
     os.close(read)
+    _announce()
+    os.close(write)
+
+
+def _announce() -> None:
+    """Says who the agent is: the sign for whoever started it that it runs."""
     found = processes.identity(os.getpid())
     assert found is not None
     print(json.dumps({"pid": found.pid, "start_ticks": found.start_ticks}), flush=True)
-    os.close(write)
 
 
 def main() -> None:
@@ -335,13 +379,26 @@ def main() -> None:
     config = replace(config, log_dir=str(Path(config.log_dir).expanduser()))
     Path(config.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     Path(config.log_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
-    _detach()
-    null = os.open(os.devnull, os.O_RDONLY)
+    # While whoever starts us still listens: a log that cannot be written must be told.
     log = os.open(Path(config.log_dir) / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    if config.foreground:
+        # The connection that started the container may end; the agent's own lease decides, not that.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        _announce()
+    else:
+        _detach()
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    asyncio.run(Agent(config).run())
+    asyncio.run(life(Agent(config)))
+
+
+async def life(agent: Agent) -> None:
+    """From start to end of this process. No thread is waited for: a digest of a large checkpoint goes on for minutes."""
+    await agent.run()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

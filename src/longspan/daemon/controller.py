@@ -18,29 +18,34 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from longspan.daemon import asking, gateway_config, starting, status
+from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
-from longspan.deployment import DeploymentSpec
+from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
-from longspan.launch import steps
-from longspan.launch.steps import (
-    Action,
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
+from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
     Answered,
-    Ask,
     DownAsked,
     Event,
+    Lines,
     StartFailed,
+    Tick,
 )
+from longspan.launch.run_dir import Paths
+from longspan.launch.steps import Steps
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -57,6 +62,23 @@ class AgentLink:
     wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
+def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: float) -> list[AgentSilent]:
+    """The agents that have not beaten for a while.
+
+    Args:
+        stalled_seconds: how long we ourselves stood still (a paused machine, no CPU for us; seen: 52 s on a machine with
+            a load of 20). That silence is ours, since the beats wait in our socket: it is not held against the agents.
+    """
+    if stalled_seconds > CLOCK_SECONDS:
+        for link in links.values():
+            link.last_beat = min(now, link.last_beat + stalled_seconds)  # a beat may have come since
+    return [
+        AgentSilent(name, now - link.last_beat)
+        for name, link in links.items()
+        if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS
+    ]
+
+
 class Controller:
     """One deployment's loop. All decisions are the state machine's."""
 
@@ -70,9 +92,9 @@ class Controller:
         self.engine_key = secrets.token_urlsafe(32)
         self.api_key = places.api_key.read_text().strip()
         run_dir = f"/tmp/longspan-{self.mark}"
-        paths = steps.Paths(run_dir, str(places.gateway_config))
+        paths = Paths(run_dir, str(places.gateway_config))
         self.paths = paths
-        self.machine = steps.Steps(
+        self.machine = Steps(
             spec=spec,
             paths=paths,
             mark=self.mark,
@@ -90,6 +112,9 @@ class Controller:
         self.tasks: set[asyncio.Task[None]] = set()
         self.gone = asyncio.Event()
         self.history = places.history.open("w")
+        self.launch_log = LaunchLog(LaunchStore(places.launches))
+        self.checked = places.checked()
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="launch-log")
 
     # ---- the loop
     async def feed(self, event: Event) -> None:
@@ -103,45 +128,55 @@ class Controller:
                 "launch", f"Longspan failed over {type(event).__name__}: {type(error).__name__}: {error}",
                 "This is an error in Longspan; the traceback stands in controller.log.",
             )  # fmt: skip
-        if self.machine.history and self.machine.history[-1][1] is event:
-            document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
-            self.history.write(json.dumps(document, default=str) + "\n")
-        self.perform(actions)
+        self.perform(actions)  # before anything that a full disk can keep us from
+        logs = (
+            isinstance(event, Lines) and before == "serving"
+        )  # they stay on their nodes: this file would never end
+        if self.machine.history and self.machine.history[-1][1] is event and not logs:
+            self._record(event, flush=self.machine.phase != before)
         if self.machine.phase != before:
-            self.history.flush()
-            if self.machine.phase == "serving":
-                self._remember_good()
+            self._note()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
             self.version += 1
             self.changed.notify_all()
 
-    def _remember_good(self) -> None:
-        """Keeps what this launch was made of for the doctor; a full disk must not end what serves."""
+    def _record(self, event: Event, *, flush: bool) -> None:
+        """One line of the history; a full disk must not end what serves."""
+        document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
         with contextlib.suppress(OSError):
-            document = launches.recorded(self.spec, status.facts(self.machine))
-            write_private(self.places.last_good, json.dumps(document))
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            kept = json.loads(self.places.launches.read_text()) if self.places.launches.exists() else {}
-            layout = f"TP {self.spec.tp} x PP {self.spec.pp}"
-            lasted = history.remembered(kept.get("launches", []), self.spec.model, layout, self.status())
-            write_private(self.places.launches, json.dumps({"launches": lasted}))
+            self.history.write(json.dumps(document, default=str) + "\n")
+            if flush:
+                self.history.flush()
+
+    def _note(self) -> None:
+        """Keeps what this launch is made of, how far it came and how long its phases took, for the doctor."""
+        failure = self.machine.failure.what if self.machine.failure else ""
+        made_of = launches.recorded(self.spec, status.facts(self.machine), self.checked)
+        seconds = history.durations_seconds(self.status())
+        self.writer.submit(self.launch_log.note, self.machine.phase, made_of, failure, seconds)
+
+    async def noted(self) -> None:
+        """Waits until the launch record holds what was noted so far."""
+        await asyncio.wrap_future(self.writer.submit(lambda: None))
 
     def perform(self, actions: list[Action]) -> None:
         """Carries out what the state machine decided."""
         for action in actions:
             match action:
-                case steps.StartAgents():
+                case StartAgents():
                     for name in self.machine.agents:
                         self._spawn(self._start_agent(name))
-                case steps.Start(node, _) | steps.Call(_, node, _, _) | steps.StopAll(node):
+                case Start(node, _) | Call(_, node, _, _) | StopAll(node):
                     link = self.links[node]
                     link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
                     link.wake.set()
                 case Ask():
                     self._spawn(self._ask(action))
-                case steps.SetGateway(state, reason):
+                case Sweep(node):
+                    self._spawn(self._sweep(node))
+                case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
                         write_private(self.places.gateway_config, self._gateway_toml(state, reason))
@@ -159,14 +194,19 @@ class Controller:
             listen=self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
             model=self.spec.served_name,
-            url=self.machine.engine_url,
+            url=self.machine.group.engine_url if self.machine.group else "",
             upstream_key_file=str(self.places.engine_key),
             state=state,
             reason=reason,
         )
 
+    def _node(self, name: str) -> NodeSpec | None:
+        """A node by its name; None for the front agent's machine."""
+        every = (*self.spec.nodes, *self.spec.ray_nodes())
+        return next((node for node in every if node.name == name), None)
+
     async def _start_agent(self, name: str) -> None:
-        node = next((node for node in self.spec.nodes if node.name == name), None)
+        node = self._node(name)
         config = {
             "name": name,
             "controller_url": self.url,
@@ -179,9 +219,18 @@ class Controller:
             else logs_elsewhere(self.spec.name, name),
         }
         try:
-            await starting.start_agent(node, config, self.spec.ray_address)
+            await starting.start_agent(node, config, self.spec, self.places.logs / f"{name}.start")
         except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
             await self.feed(StartFailed(name, str(error)))
+
+    async def _sweep(self, name: str) -> None:
+        node = self._node(name)
+        try:
+            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
+            await self.feed(Answered(f"swept:{name}", error=f"{type(error).__name__}: {error}"))
+            return
+        await self.feed(Answered(f"swept:{name}", value))
 
     async def _ask(self, ask: Ask) -> None:
         try:
@@ -196,17 +245,10 @@ class Controller:
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             now = time.monotonic()
-            # When we ourselves stood still (a paused machine, no CPU for us), the agents' silence is ours: their beats
-            # wait in our socket. Seen: 52 s on a machine with a load of 20.
-            stalled = now - last - CLOCK_SECONDS
+            for event in silences(self.links, now=now, stalled_seconds=now - last - CLOCK_SECONDS):
+                await self.feed(event)
             last = now
-            if stalled > CLOCK_SECONDS:
-                for link in self.links.values():
-                    link.last_beat += stalled
-            for name, link in self.links.items():
-                if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS:
-                    await self.feed(AgentSilent(name, now - link.last_beat))
-            await self.feed(steps.Tick())
+            await self.feed(Tick())
 
     # ---- HTTP
     def _authorised(self, request: web.Request, key: str) -> None:
@@ -294,9 +336,6 @@ class Controller:
     # ---- life
     async def run(self) -> None:
         """From start to gone."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
         app = web.Application(client_max_size=16 << 20)
         app.router.add_post("/v1/agents/{name}/events", self.post_events)
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
@@ -317,19 +356,28 @@ class Controller:
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)
+        # Until here a signal simply ends us: nothing has been started yet.
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
         self.perform(self.machine.begin(time.monotonic()))
+        self._note()
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
+        await self.noted()
+        self.writer.shutdown()
         await asyncio.sleep(1.5)  # whoever watches sees the end
+        await asyncio.to_thread(starting.end_along, 3)
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)
         self.places.engine_key.unlink(missing_ok=True)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
-        self.history.close()
+        with contextlib.suppress(OSError):
+            self.history.close()
 
 
 def _number(request: web.Request, default: str) -> int:

