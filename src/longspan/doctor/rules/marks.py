@@ -183,9 +183,11 @@ MARKS: tuple[Mark, ...] = (
         example="*** SIGTERM received at time=1796052600 on cpu 0 ***",
     ),
     Mark(
-        id="raylet-stop", means="stop", words="agent sigterm graceful",
-        pattern=r"Agent process with name \w+ exited, exit code 0\b|Node received SIGTERM; draining|Raylet graceful shutdown triggered",
-        example="[2026-11-30 20:58:51,675 I 12 13] (raylet) agent_manager.cc:83: Agent process with name dashboard_agent exited, exit code 0.",
+        id="raylet-stop", means="stop", words="sigterm graceful",
+        pattern=r"received SIGTERM; draining|received SIGTERM\. Existing local drain"
+        r"|graceful shutdown triggered with death info: reason: (?!UNEXPECTED)",
+        example="[2026-11-30 19:53:17,860 I 13 13] (raylet) main.cc:481: Raylet graceful shutdown triggered with death info: reason: "
+        "EXPECTED_TERMINATION",
     ),
     Mark(
         id="service-stop", means="stop", words="stopping stopped scancel cancelled deleting terminating scaled killing",
