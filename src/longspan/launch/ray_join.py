@@ -58,7 +58,7 @@ def run(argv: list[str], more_env: dict[str, str], stdin: str) -> str:
     )
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace").strip()[-400:])
-    return done.stdout.decode()
+    return done.stdout.decode(errors="replace")
 
 
 class Talker:
