@@ -41,6 +41,8 @@ def command(name: str, as_json: bool) -> int:
     out.print(rank_table(status))
     for line in proof_lines(status["proof"] or {}):
         out.print(line)
+    for reason in status["suspicions"].values():
+        out.print(f"  [yellow]out of traffic[/yellow]: {reason}")
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")
     out.print(f"  model     {status['served_name']}")
     out.print(f"  key       in {status['api_key_file']}")
