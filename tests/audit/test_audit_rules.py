@@ -73,7 +73,7 @@ def test_each_fault_is_found_alone(rule: str, changes: dict[str, Any], said: str
     ("rule", "changes", "why"),
     [
         ("open-ports", {"unseen": {"listeners:b": "cannot be reached"}}, "b: cannot be reached"),
-        ("secrets", {"unseen": {"secrets:b": "2 processes of other users"}}, "other users"),
+        ("secrets", {"unseen": {"secrets:b": "no Python there"}}, "no Python there"),
         ("versions-equal", {"versions": {}}, "no node"),
         ("keys", {"keyless_answer": None}, "not asked"),
         (

@@ -52,6 +52,7 @@ def test_ports_and_secrets_of_marked_processes(process: tuple[str, list[int]]) -
     """Each port with its address, each secret by its name; paths, counts and the values themselves are not told."""
     mark, (inner, outer) = process
     found, text = probed(mark)
+    assert found["seen"] == 1
     assert [[address, port] for address, port, _ in found["listeners"]] == [
         ["0.0.0.0", outer],
         ["127.0.0.1", inner],
@@ -66,4 +67,4 @@ def test_ports_and_secrets_of_marked_processes(process: tuple[str, list[int]]) -
 def test_other_processes_are_not_looked_at(process: tuple[str, list[int]]) -> None:
     """Without the mark nothing is told."""
     found, _ = probed("another-start")
-    assert (found["listeners"], found["secrets"]) == ([], [])
+    assert (found["listeners"], found["secrets"], found["seen"]) == ([], [], 0)

@@ -1,7 +1,7 @@
 """What one node shows of a deployment: open ports and readable secrets. Run as text by the node's own Python.
 
 Standard library only and no import of ours: a node's host may have no Longspan (its container has). Arguments: the
-start's mark. Prints JSON: {"listeners": [[address, port, process]], "secrets": [[process, where, name]], "blind": n}.
+start's mark. Prints JSON: {"listeners": [[address, port, process]], "secrets": [[process, where, name]], "seen": n}.
 A secret's value never leaves: only the name of its flag or variable does.
 """
 
@@ -78,7 +78,7 @@ def secrets_of(argv: "list[str]", environ: "list[str]") -> "list[tuple[str, str]
 
 def look(mark: str) -> "dict[str, object]":
     """The document."""
-    sockets, blind = open_sockets(), 0
+    sockets, seen = open_sockets(), 0
     listeners: set[tuple[str, int, str]] = set()
     secrets: set[tuple[str, str, str]] = set()
     marks = {f"LONGSPAN_MARK={mark}", f"LONGSPAN_AGENT_OF={mark}"}
@@ -86,26 +86,22 @@ def look(mark: str) -> "dict[str, object]":
         if not process.name.isdigit():
             continue
         argv, environ = parts(process / "cmdline"), parts(process / "environ")
-        if not argv:
+        # What cannot be read is another user's, and so none of a deployment that this user can look after.
+        if not argv or environ is None or not marks & set(environ):
             continue
-        if environ is None:
-            blind += 1
-            continue
-        if not marks & set(environ):
-            continue
+        seen += 1
         name = " ".join(Path(word).name for word in argv[:3] if word != "-m")[:60]
         secrets |= {(name, *seen) for seen in secrets_of(argv, environ)}
         try:
             links = [str(link.readlink()) for link in (process / "fd").iterdir()]
         except OSError:
-            blind += 1
             continue
         listeners |= {
             (*sockets[link[8:-1]], name)
             for link in links
             if link.startswith("socket:[") and link[8:-1] in sockets
         }
-    return {"listeners": sorted(listeners), "secrets": sorted(secrets), "blind": blind}
+    return {"listeners": sorted(listeners), "secrets": sorted(secrets), "seen": seen}
 
 
 if __name__ == "__main__":

@@ -176,7 +176,9 @@ def _nodes(
             return error.what
         except ValueError:
             return f"{python} failed: {done.stderr.strip()[-200:]}"
-        return found
+        return (
+            found if found["seen"] else "none of its processes can be read there (are they another user's?)"
+        )
 
     nodes = spec.used_nodes()
     # Nodes of one machine would each show all of it.
@@ -190,8 +192,6 @@ def _nodes(
         if isinstance(answer, str):
             unseen[f"listeners:{node.name}"] = unseen[f"secrets:{node.name}"] = answer
             continue
-        if answer["blind"]:
-            unseen[f"secrets:{node.name}"] = f"{answer['blind']} processes of other users"
         listeners += [Listener(node.name, address, port, name) for address, port, name in answer["listeners"]]
         secrets += [SecretSeen(node.name, process, where, name) for process, where, name in answer["secrets"]]
     return _asked(listeners, {node.name: node.address for node in nodes}), tuple(secrets)
