@@ -9,13 +9,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from longspan.gateway.dialect import RESPONSES, error_body, error_event
-from longspan.gateway.front import Admitted
+from longspan.gateway.front import Meaning
+from longspan.gateway.heads import Head
 from longspan.gateway.outside import allowed_body, price_usd
 from longspan.gateway.request import Body, rewrite
 from longspan.gateway.sse import StreamScanner, Usage, usage_in_json
-from longspan.gateway.ticket import Action, GiveUp, Reject, Send
+from longspan.gateway.ticket import Action, Ask, GiveUp, Reject, Send
 from longspan.gateway.upstream import Upstream
-from longspan.gateway.wire import NOT_TO_CLIENT, Header, find, request_head
+from longspan.gateway.wire import BODILESS, NOT_TO_CLIENT, Header, find
 
 if TYPE_CHECKING:
     from longspan.gateway.downstream import Downstream
@@ -36,23 +37,21 @@ class Exchange:
 
     __slots__ = (
         "_buffer", "_buffered", "_cancel", "_client", "_closed", "_connection", "_failure", "_gateway", "_head",
-        "_method", "_relaying", "_scanner", "_status", "_target", "_usage", "ask", "attempt_at", "body",
-        "dialect", "first_at", "headers", "idle_at", "next_slow", "outside", "reason", "request_id", "resent", "started",
-        "target",
+        "_relaying", "_scanner", "_status", "_usage", "ask", "attempt_at", "body", "dialect", "first_at", "head",
+        "idle_at", "meaning", "next_slow", "outside", "reason", "request_id", "resent", "started", "target",
     )  # fmt: skip
 
     def __init__(
-        self, gateway: "Gateway", client: "Downstream", method: bytes, target: bytes, headers: list[Header],
-        admitted: Admitted, request_id: str,
+        self, gateway: "Gateway", client: "Downstream", head: Head, meaning: Meaning, ask: Ask, body: Body,
+        request_id: str,
     ) -> None:  # fmt: skip
         self._gateway = gateway
         self._client = client
-        self._method = method
-        self._target = target
-        self.headers = headers
-        self.body = admitted.body
-        self.dialect = admitted.dialect
-        self.ask = admitted.ask
+        self.head = head
+        self.meaning = meaning
+        self.dialect = meaning.dialect
+        self.ask = ask
+        self.body = body
         self.request_id = request_id
         self.started = gateway.now()
         self.attempt_at = self.first_at = self.idle_at = self.next_slow = 0.0
@@ -116,11 +115,13 @@ class Exchange:
             connection.abort()
             return
         self._connection = connection
-        pool = self._gateway.pools[self.target]
-        path = pool.base_path + self._target
-        headers = self._gateway.upstream_headers(self)
+        lead = self._gateway.lead(self)
         raw = self._raw_body()
-        connection.send(self, request_head(self._method, path, pool.host_header, headers, len(raw)) + raw)
+        if not self.outside:
+            lead += b"\r\nx-request-id: " + self.request_id.encode()
+        if raw or self.head.method not in BODILESS:
+            lead += b"\r\ncontent-length: %d" % len(raw)
+        connection.send(self, lead + b"\r\n\r\n" + raw)
 
     def _raw_body(self) -> bytes:
         if not self.body.raw:

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from longspan.gateway import front
 from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica
-from longspan.gateway.dialect import dialect_of, error_body
+from longspan.gateway.dialect import OTHER, error_body
 from longspan.gateway.downstream import Downstream, Handler
+from longspan.gateway.heads import Head, HeadBook
 from longspan.gateway.ledger import Entry
 from longspan.gateway.log import Log
 from longspan.gateway.outside import ALLOWED_HEADERS, ASSUMED_COMPLETION_TOKENS, price_usd
@@ -19,7 +20,7 @@ from longspan.gateway.proxy import JSON_HEADER, Exchange
 from longspan.gateway.sse import Usage
 from longspan.gateway.ticket import Action, Ask
 from longspan.gateway.upstream import Pool
-from longspan.gateway.wire import NOT_TO_ENGINE, Header, connection_tokens, find
+from longspan.gateway.wire import NOT_TO_ENGINE, Header, connection_tokens, find, request_lead
 
 SWEEP_SECONDS = 0.1
 # A client connection without a request, or that is slow to send one, is closed after this long.
@@ -70,6 +71,7 @@ class Gateway:
         self.providers: dict[str, Provider] = {}
         self.moved: dict[str, float] = {}
         self.draining = False
+        self._book = HeadBook()
         self._next_id = worker << ID_BITS
         self._id_prefix = os.urandom(5).hex()
         self._secrets: Mapping[str, bytes] = {}
@@ -97,12 +99,10 @@ class Gateway:
 
     # ---- requests
 
-    def guarded(
-        self, client: Downstream, method: bytes, target: bytes, headers: list[Header], raw: bytes
-    ) -> Handler | None:
+    def guarded(self, client: Downstream, head: Head, raw: bytes) -> Handler | None:
         """`serve`, with our own bugs turned into a 500 that holds no permit."""
         try:
-            return self.serve(client, method, target, headers, raw)
+            return self.serve(client, head, raw)
         except Exception as error:  # noqa: BLE001 - the last line of defence of a process that must not stop
             self.log.write(
                 "bug", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc(limit=-5)
@@ -110,15 +110,13 @@ class Gateway:
             exchange, client.handler = client.handler, None
             if isinstance(exchange, Exchange):
                 exchange.client_lost()
-            body = error_body(
-                dialect_of(""), 500, "internal_error", "An error in the gateway itself; see its log."
-            )
+            body = error_body(OTHER, 500, "internal_error", "An error in the gateway itself; see its log.")
             client.answer(500, [JSON_HEADER], body)
             return None
 
     def connection(self) -> Downstream:
         """A protocol for a new client."""
-        return Downstream(self.guarded, self.config.max_body_bytes, self.clients, self.now)
+        return Downstream(self.guarded, self.config.max_body_bytes, self.clients, self.now, self._book)
 
     def act(self, action: Action) -> None:
         """Carries out a decision of the brain's."""
@@ -126,62 +124,57 @@ class Gateway:
         if exchange is not None:
             exchange.act(action)
 
-    def serve(
-        self, client: Downstream, method: bytes, target: bytes, headers: list[Header], raw: bytes
-    ) -> Handler | None:
+    def serve(self, client: Downstream, head: Head, raw: bytes) -> Handler | None:
         """A whole request came."""
-        path = front.path_of(target)
-        known = dict(headers)
-        request_id = self._request_id(known.get(b"x-request-id"))
-        answer = self._answer(path)
+        meaning = head.meaning
+        if meaning is None or meaning.config is not self.config:
+            meaning = head.meaning = front.study(self.config, self._hashes, head)
+        self._next_id += 1
+        request_id = meaning.request_id or f"{self._id_prefix}-{self._next_id:x}"
+        answer = meaning.answer
         if answer is None:
-            assert path is not None
-            key = front.key_of(self._hashes, known, open_door=not self.config.keys and not self.config.ledger)
-            if key is None:
-                text = "No valid key. Send `Authorization: Bearer lsp_...`."
-                answer = front.refusal(dialect_of(path), 401, "invalid_api_key", text)
-            elif path.startswith("/v1/models") and method in (b"GET", b"HEAD"):
-                answer = front.models_answer(self.config, key, path)
+            if meaning.path in front.OPEN_PATHS:
+                answer = self._health(meaning.path)
             else:
-                self._next_id += 1
-                admitted = front.admit(self.config, key, self._next_id, path, known, raw)
-                if isinstance(admitted, front.Admitted):
-                    method = b"GET" if method == b"HEAD" else method
-                    exchange = Exchange(self, client, method, target, headers, admitted, request_id)
-                    self.exchanges[admitted.ask.id] = exchange
+                admitted = front.admit(meaning, self._next_id, raw)
+                if isinstance(admitted, tuple):
+                    ask, body = admitted
+                    exchange = Exchange(self, client, head, meaning, ask, body, request_id)
+                    self.exchanges[ask.id] = exchange
                     client.handler = exchange
-                    self.link.arrive(admitted.ask)
+                    self.link.arrive(ask)
                     return client.handler
                 answer = admitted
         client.answer(answer.status, [*answer.headers, (b"x-request-id", request_id.encode())], answer.body)
         return None
 
-    def _answer(self, path: str | None) -> front.Answer | None:
+    def _health(self, path: str) -> front.Answer:
         """Answers that need no key."""
-        if path is None:
-            return front.refusal(dialect_of(""), 400, "bad_path", "The request path is not plain.")
         if path == "/health":
             return front.Answer(200, b'{"status":"alive"}', (JSON_HEADER,))
-        if path == "/ready":
-            ready = not self.draining and self.link.ready()
-            body = b'{"ready":true}' if ready else b'{"ready":false}'
-            return front.Answer(200 if ready else 503, body, (JSON_HEADER,))
-        return None
+        ready = not self.draining and self.link.ready()
+        body = b'{"ready":true}' if ready else b'{"ready":false}'
+        return front.Answer(200 if ready else 503, body, (JSON_HEADER,))
 
-    def _request_id(self, given: bytes | None) -> str:
-        if given and len(given) <= 64 and given.replace(b"-", b"").replace(b"_", b"").isalnum():
-            return given.decode()
-        return f"{self._id_prefix}-{self._next_id + 1:x}"
+    def lead(self, exchange: Exchange) -> bytes:
+        """The head of an attempt without its last lines, which differ by request."""
+        lead = exchange.meaning.leads.get(exchange.target)
+        if lead is None:
+            pool, head = self.pools[exchange.target], exchange.head
+            method = b"GET" if head.method == b"HEAD" else head.method
+            headers = self._upstream_headers(exchange)
+            lead = request_lead(method, pool.base_path + head.target, pool.host_header, headers)
+            exchange.meaning.leads[exchange.target] = lead
+        return lead
 
-    def upstream_headers(self, exchange: Exchange) -> list[Header]:
-        """The headers of an attempt. An outside provider gets a short list and never the client's key."""
-        given = exchange.headers
+    def _upstream_headers(self, exchange: Exchange) -> list[Header]:
+        """An outside provider gets a short list and never the client's key."""
+        given = exchange.head.headers
         if exchange.outside:
             headers = [item for item in given if item[0] in ALLOWED_HEADERS]
         else:
             dropped = connection_tokens(given)
             headers = [item for item in given if item[0] not in NOT_TO_ENGINE and item[0] not in dropped]
-            headers.append((b"x-request-id", exchange.request_id.encode()))
         headers.append((b"accept-encoding", b"identity"))
         secret = self._secrets.get(exchange.target)
         if secret is not None:
@@ -215,13 +208,13 @@ class Gateway:
         ask = exchange.ask
         if self.exchanges.pop(ask.id, None) is None:
             return
-        seconds = self.now() - exchange.started
+        started = exchange.started
+        seconds = self.now() - started
         entry = Entry(
             exchange.request_id, ask.key, ask.model, exchange.target, exchange.outside, outcome, status, ask.stream,
-            time.time() - seconds, round(seconds, 4),
-            round(exchange.first_at - exchange.started, 4) if exchange.first_at and ask.stream else None,
-            usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0), exchange.price(usage),
-            exchange.reason,
+            time.time() - seconds, seconds, exchange.first_at - started if exchange.first_at and ask.stream else None,
+            usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0),
+            exchange.price(usage) if exchange.outside else 0.0, exchange.reason,
         )  # fmt: skip
         self.link.over(ask.id, entry)
 

@@ -19,6 +19,7 @@ from longspan.gateway.wire import Header, split_url
 IDLE_SECONDS = 4.0
 HIGH_WATER_BYTES = 64 * 1024
 MAX_IDLE = 256
+_FRAMING = (b"content-length", b"transfer-encoding", b"content-encoding")
 
 
 class Receiver(Protocol):
@@ -57,10 +58,10 @@ class Upstream(asyncio.Protocol):
         self.receiver: Receiver | None = None
         self.reused = False
         self.idle_since = 0.0
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._renew()
 
     def _renew(self) -> None:
-        self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
         self._blocks: list[bytes] = []
         self._status = 0
@@ -166,6 +167,9 @@ class Upstream(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: one header."""
         name = name.lower()
+        if name not in _FRAMING:
+            self._headers.append((name, value))
+            return
         if name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
             self._framed = True
         elif name == b"content-encoding" and value.strip().lower() in (b"gzip", b"x-gzip", b"deflate"):
