@@ -1,6 +1,7 @@
 """A stand-in for an engine: an OpenAI-like server in this process that the test scripts by the words of the prompt.
 
-The last message may hold `tokens=N`, `gap=SECONDS`, `die=N` (cut the connection after N tokens), `status=CODE`.
+The last message may hold `tokens=N`, `gap=SECONDS`, `die=N` (cut the connection after N tokens),
+`dieagain=N` (the same where an answer is continued), `status=CODE`.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-WORD = re.compile(r"(tokens|gap|die|status)=([0-9.]+)")
+WORD = re.compile(r"(tokens|gap|die|dieagain|status)=([0-9.]+)")
 
 
 class StubEngine:
@@ -85,8 +86,10 @@ class StubEngine:
         await answer.prepare(request)
         for event in shape.before():
             await answer.write(event)
-        for index in range(count):
-            if index == words.get("die"):
+        last = (body.get("messages") or [{}])[-1]
+        done = len(str(last.get("content")).split()) if body.get("continue_final_message") else 0
+        for index in range(done, count):
+            if index == words.get("die" if not done else "dieagain"):
                 assert request.transport is not None
                 request.transport.abort()
                 return answer

@@ -95,6 +95,59 @@ def test_a_cut_stream_ends_in_an_error_event(gateway: Make) -> None:
     assert b"[DONE]" not in body
 
 
+CONTINUE = "[routing]\ncontinue_streams = true\n"
+
+
+def test_a_cut_stream_goes_on_at_a_sibling_where_that_is_allowed(
+    gateway: Make, engines: list[StubEngine]
+) -> None:
+    """One answer without a seam in its text, declared in a comment, counted whole; the second engine gets the text."""
+    running = gateway(CONTINUE)
+    options = {"include_usage": True}
+    asked = chat("tokens=9 die=4", stream=True, max_tokens=50, stream_options=options)
+    _, _, body = call(running, "/v1/chat/completions", asked, x_request_id="c-1")
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+    texts = [event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]]
+    assert "".join(texts) == "".join(f"w{i} " for i in range(9))
+    assert body.endswith(b"data: [DONE]\n\n")
+    (declared,) = [line for line in body.splitlines() if line.startswith(b": longspan-continued ")]
+    assert json.loads(declared.split(b" ", 2)[2])["tokens_delivered"] == 4
+    assert body.count(b'"role"') == 1
+    (usage,) = [event["usage"] for event in events if event.get("usage")]
+    first, second = sorted((seen for engine in engines for seen in engine.seen), key=lambda s: len(str(s)))
+    assert "continue_final_message" not in first["body"]
+    assert second["body"]["messages"][-1] == {"role": "assistant", "content": "w0 w1 w2 w3 "}
+    assert (second["body"]["max_tokens"], second["body"]["add_generation_prompt"]) == (46, False)
+    assert (
+        usage["completion_tokens"] == 9 + 4
+    )  # the stub counts the whole answer again, a real engine its own part
+    assert eventually(lambda: store.find_request(running.ledger, "c-1") is not None)
+    row = store.find_request(running.ledger, "c-1")
+    assert row is not None
+    assert (row.entry.outcome, row.entry.reason) == ("ok", "continued after 4 tokens")
+    assert [attempt.cause for attempt in row.attempts] == ["cut", ""]
+    assert any("goes on" in line for line in explain(row))
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ("tokens=9 die=4 dieagain=6", {}),
+        ("tokens=9 die=4", {"response_format": {"type": "json_object"}}),
+        ("tokens=9 die=4", {"max_tokens": 4}),
+        ("tokens=9 die=4", {"n": 2}),
+    ],
+)
+def test_what_cannot_be_continued_ends_in_an_error_event(
+    gateway: Make, words: str, fields: dict[str, Any]
+) -> None:
+    """A second cut, an answer that is more than text, no room left: the client is told what it has."""
+    _, _, body = call(gateway(CONTINUE), "/v1/chat/completions", chat(words, stream=True, **fields))
+    error = json.loads(body.strip().split(b"data: ")[-1])["error"]
+    assert (error["tokens_delivered"], error["retryable"]) == (6 if "dieagain" in words else 4, True)
+    assert b"[DONE]" not in body
+
+
 def test_every_other_endpoint_passes(gateway: Make) -> None:
     """Embeddings, and audio as a form whose model has an alias."""
     running = gateway()

@@ -98,6 +98,10 @@ class Brain:
         self._figures.attempt_failed(cause)
         self.perform(self.dispatcher.failed(request, cause, self.now()))
 
+    def broken(self, request: int, cause: str) -> None:
+        """Its stream was cut after content, and could be continued."""
+        self.perform(self.dispatcher.broken(request, cause, self.now()))
+
     def slow(self, request: int) -> None:
         """An attempt passed the first-token deadline."""
         self.perform(self.dispatcher.slow(request, self.now()))
@@ -199,6 +203,7 @@ def _row(entry: Entry, ticket: Ticket | None, now: float) -> Row:
         Try(
             a.target, a.outside, round(a.sent - ticket.arrived, 4), a.predicted_seconds,
             round(a.first - a.sent, 4) if a.first is not None else None, a.cause, a.reason, a.candidates,
+            a.continues,
         )
         for a in ticket.attempts
     )  # fmt: skip

@@ -103,11 +103,16 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a replica is chosen. `auto`: session header, else long shared prefixes, else load."""
+    """How a replica is chosen. `auto`: session header, else long shared prefixes, else load.
+
+    continue_streams: a stream that is cut after content goes on at a sibling (`continuation.py`). Off, because the
+    rest is sampled anew: the answer is no longer one that a single engine gave.
+    """
 
     affinity: str = "auto"
     session_headers: tuple[str, ...] = ("x-session-id",)
     ramp_seconds: float = 0.0
+    continue_streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

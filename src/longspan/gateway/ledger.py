@@ -45,6 +45,7 @@ class Try(NamedTuple):
     cause: str
     reason: str
     candidates: dict[str, float]
+    continues: bool = False
 
 
 class Row(NamedTuple):
@@ -130,6 +131,7 @@ def explain(row: Row) -> list[str]:
         line = f"attempt {number}: {where} {attempt.target} at +{attempt.at_seconds:.3f} s{guess}, {got}"
         line += f"; ended by {attempt.cause}" if attempt.cause else ""
         line += f"; left because {attempt.reason}" if attempt.reason else ""
+        line += "; goes on with what the attempt before delivered" if attempt.continues else ""
         lines.append(line)
         if attempt.candidates:
             parts = ", ".join(

@@ -18,7 +18,7 @@ RETRY_FLOOR = 20.0
 # Attempts of one request at most: one that kills engines must not visit all of them.
 MAX_ATTEMPTS = 3
 # Failures that say nothing about the upstream's health.
-BLAMELESS = ("status 429", "moved")
+BLAMELESS = ("status 429", "moved", "refused")
 
 
 class Dispatcher:
@@ -138,7 +138,7 @@ class Dispatcher:
     def slow(self, request: int, now: float, cause: str = "ttft") -> list[Action]:
         """No content within the first-token deadline: moves the request if there is anywhere else to go."""
         ticket = self.tickets.get(request)
-        if ticket is None or ticket.where is None or self.retry_tokens < 1:
+        if ticket is None or ticket.where is None or self.retry_tokens < 1 or ticket.continued:
             return []
         if len(ticket.attempts) >= MAX_ATTEMPTS:
             return []
@@ -146,6 +146,30 @@ class Dispatcher:
         if not self.fleet.usable(ticket.ask, tried, now) and self.fleet.provider(ticket, tried, now) is None:
             return []
         return self.failed(request, cause, now)
+
+    def broken(self, request: int, cause: str, now: float) -> list[Action]:
+        """The stream was cut after content, and its client may be served the rest by another replica: at once, or
+        not at all. cause: as for `failed`; `refused` is nobody's fault.
+        """
+        ticket = self.tickets.get(request)
+        if ticket is None or ticket.where is None:
+            return []
+        name = ticket.where
+        tried = ticket.tried | {name}
+        usable = self.fleet.usable(ticket.ask, tried, now) if name in self.fleet.standings else []
+        spent = self.retry_tokens < 1 or len(ticket.attempts) >= MAX_ATTEMPTS
+        sibling = self.fleet.pick(ticket.ask, usable, now) if usable and not spent else None
+        if sibling is None:
+            return [GiveUp(request)]
+        self.retry_tokens -= 1
+        ticket.attempts[-1].cause = cause
+        if cause in BLAMELESS:
+            self._abandon(name)
+        else:
+            self._verdict(name, False, now)
+        self._take_off(ticket, now, served=False)
+        ticket.tried, ticket.continued = tried, True
+        return [self._send(ticket, sibling, usable, now), *self._grant(now, ticket.ask.model)]
 
     def progress(self, name: str, now: float) -> None:
         """Content bytes came from a replica."""
@@ -253,7 +277,13 @@ class Dispatcher:
         tokens = ticket.ask.prompt_tokens
         predicted = {s.name: round(s.predict(tokens), 3) for s in usable} if len(usable) > 1 else {}
         attempt = Attempt(
-            standing.name, False, now, round(standing.predict(tokens), 3), "", candidates=predicted
+            standing.name,
+            False,
+            now,
+            round(standing.predict(tokens), 3),
+            "",
+            candidates=predicted,
+            continues=ticket.continued,
         )
         ticket.attempts.append(attempt)
         ticket.where = standing.name

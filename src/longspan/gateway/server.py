@@ -44,6 +44,9 @@ class Link(Protocol):
     def failed(self, request: int, cause: str) -> None:
         """Its attempt failed before content."""
 
+    def broken(self, request: int, cause: str) -> None:
+        """Its stream was cut after content, and could be continued."""
+
     def slow(self, request: int) -> None:
         """Its attempt passed the first-token deadline."""
 
