@@ -14,6 +14,7 @@ from longspan.gateway.config import GatewayConfig, KeyRule
 from longspan.gateway.figures import Figures
 from longspan.gateway.ledger import Entry, Row, Try
 from longspan.gateway.log import Log
+from longspan.gateway.outside import price_usd
 from longspan.gateway.routing import Dispatcher
 from longspan.gateway.store import Store, load_keys
 from longspan.gateway.ticket import Action, Ask, Ticket
@@ -133,6 +134,8 @@ class Brain:
         ended, self._ended = self._ended, []
         for entry, ticket, now in ended:
             row = _row(entry, ticket, now)
+            if not entry.outside and entry.target:
+                row = row._replace(avoided_usd=self._outside_price(entry))
             if self.config.log_requests or (entry.outcome != "ok" and entry.outcome not in BLAMELESS):
                 self.log.write(
                     "request", id=entry.request_id, key=entry.key, model=entry.model, outcome=entry.outcome,
@@ -143,6 +146,12 @@ class Brain:
             self._figures.request(row)
             if self.store is not None:
                 self.store.add(row)
+
+    def _outside_price(self, entry: Entry) -> float:
+        """What the cheapest provider of the model would have charged."""
+        tokens = entry.prompt_tokens, entry.completion_tokens
+        prices = (price_usd(p, *tokens) for p in self.config.providers if entry.model in p.models)
+        return min(prices, default=0.0)
 
     @property
     def figures(self) -> Figures:
@@ -179,8 +188,13 @@ class Brain:
 
     async def run_clock(self) -> None:
         """Lets the dispatcher look at the time."""
+        before = self.now()
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            before, passed = self.now(), self.now() - before
+            for replica in self.config.replicas:
+                if replica.usd_per_hour:
+                    self._figures.had(replica.name, replica.usd_per_hour * passed / 3600)
             self.perform(self.dispatcher.tick(self.now()))
             self.settle()
             self.log.flush()

@@ -50,6 +50,7 @@ class Replica:
 
     max_running: sequences that the engine runs at once (vLLM's --max-num-seqs); learned from its metrics if absent.
     weight: share of traffic relative to the other replicas of the model.
+    usd_per_hour: what it costs to have, busy or not (hire, or power and write-off); money saved is counted against it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Replica:
     reason: str = ""
     weight: float = 1.0
     max_running: int | None = None
+    usd_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +297,8 @@ def _check_upstreams(config: GatewayConfig) -> None:
             raise GatewayConfigError(f"{where} serves {replica.model!r}, which no [[models]] entry names.")
         if replica.state not in REPLICA_STATES:
             raise GatewayConfigError(f"{where} has state {replica.state!r}.", f"One of {REPLICA_STATES}.")
-        if replica.weight < 0:
-            raise GatewayConfigError(f"{where} has a negative weight.")
+        if replica.weight < 0 or replica.usd_per_hour < 0:
+            raise GatewayConfigError(f"{where} has a negative weight or price.")
         _check_url(replica.url, where)
     for provider in config.providers:
         _check_url(provider.url, f"provider {provider.name!r}")

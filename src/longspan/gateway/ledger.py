@@ -49,12 +49,16 @@ class Try(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An entry with what the dispatcher knew: seconds held, the first prediction, and every attempt."""
+    """An entry with what the dispatcher knew: seconds held, the first prediction, and every attempt.
+
+    avoided_usd: what a request that was served here would have cost at its model's provider; 0 without one.
+    """
 
     entry: Entry
     held_seconds: float
     predicted_seconds: float
     attempts: tuple[Try, ...] = ()
+    avoided_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,15 @@ class Sum:
     prompt_tokens: int
     completion_tokens: int
     usd: float
+    avoided_usd: float
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What another threshold would have meant on the same requests.
 
-    Only requests whose wait is known are moved: those held here. Outside prices are the ledger's own average, so
-    the result is an estimate; without one outside request in the ledger the price must be given.
+    Only requests whose wait is known are moved: those held here. The price of one that was served here is the
+    provider's as it was then, else the ledger's average per token, else the one given: the result is an estimate.
     """
 
     threshold_seconds: float
@@ -102,9 +107,8 @@ def replay(rows: Iterable[Row], threshold_seconds: float, usd_per_completion_tok
     for row in rows:
         requests += 1
         entry = row.entry
-        price = (
-            entry.usd if entry.outside and entry.usd else entry.completion_tokens * usd_per_completion_token
-        )
+        known = entry.usd if entry.outside else row.avoided_usd
+        price = known or entry.completion_tokens * usd_per_completion_token
         waited = max(row.held_seconds, row.predicted_seconds)
         forced = entry.outside and not entry.reason.startswith(("queue_eta", "held"))
         then += entry.outside
@@ -142,5 +146,8 @@ def explain(row: Row) -> list[str]:
         lines.append(f"first content reached the client after {entry.ttft_seconds:.3f} s")
     cached = f" ({entry.cached_tokens} from the prefix cache)" if entry.cached_tokens else ""
     lines.append(f"{entry.prompt_tokens} prompt tokens{cached}, {entry.completion_tokens} completion tokens")
-    lines.append(f"cost {entry.usd:.6f} USD at {entry.target}" if entry.outside else "no outside cost")
+    spared = f"; a provider would have charged {row.avoided_usd:.6f} USD" if row.avoided_usd else ""
+    lines.append(
+        f"cost {entry.usd:.6f} USD at {entry.target}" if entry.outside else "no outside cost" + spared
+    )
     return lines

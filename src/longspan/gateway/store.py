@@ -22,7 +22,7 @@ SCHEMA = """
 create table if not exists requests (
   request_id text, key text, model text, target text, outside integer, outcome text, status integer, stream integer,
   started real, seconds real, ttft_seconds real, prompt_tokens integer, completion_tokens integer,
-  cached_tokens integer, usd real, reason text, held_seconds real, predicted_seconds real, attempts text
+  cached_tokens integer, usd real, reason text, held_seconds real, predicted_seconds real, attempts text, avoided_usd real default 0
 );
 create index if not exists requests_id on requests (request_id);
 create index if not exists requests_started on requests (started);
@@ -31,9 +31,9 @@ create table if not exists audit (at real, actor text, action text, subject text
 """
 COLUMNS = (
     "request_id, key, model, target, outside, outcome, status, stream, started, seconds, ttft_seconds, "
-    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, held_seconds, predicted_seconds, attempts"
+    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, held_seconds, predicted_seconds, attempts, avoided_usd"
 )
-INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 19)})"  # noqa: S608 - constants only
+INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 20)})"  # noqa: S608 - constants only
 GROUPS = ("key", "model", "target", "outcome")
 
 
@@ -46,6 +46,8 @@ class Store:
         try:
             with _open(path) as db:
                 db.executescript(SCHEMA)
+                if "avoided_usd" not in {row[1] for row in db.execute("pragma table_info(requests)")}:
+                    db.execute("alter table requests add column avoided_usd real default 0")
             path.chmod(0o600)
         except (sqlite3.Error, OSError) as error:
             text = f"The ledger {path} cannot be opened: {error}."
@@ -108,8 +110,8 @@ def _run(db: sqlite3.Connection, batch: list[tuple[str, tuple[Any, ...]]]) -> No
 
 
 def _columns(row: Row) -> tuple[Any, ...]:
-    entry, held, predicted, attempts = row
-    return (*entry, held, predicted, json.dumps(attempts))
+    entry, held, predicted, attempts, avoided = row
+    return (*entry, held, predicted, json.dumps(attempts), avoided)
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -131,9 +133,11 @@ def _reader(path: Path) -> sqlite3.Connection:
 
 
 def _row(values: tuple[Any, ...]) -> Row:
-    *columns, held, predicted, attempts = values
+    *columns, held, predicted, attempts, avoided = values
     columns[4], columns[7] = bool(columns[4]), bool(columns[7])
-    return Row(Entry(*columns), held, predicted, tuple(Try(*item) for item in json.loads(attempts)))
+    return Row(
+        Entry(*columns), held, predicted, tuple(Try(*item) for item in json.loads(attempts)), avoided or 0.0
+    )
 
 
 def find_request(path: Path, request_id: str) -> Row | None:
@@ -165,7 +169,7 @@ def sums(path: Path, by: str, since: float, until: float) -> list[Sum]:
     try:
         sql = (
             f"select {by}, count(*), sum(outcome not in ('ok', 'client_error', 'client_gone')), "  # noqa: S608
-            "sum(prompt_tokens), sum(completion_tokens), sum(usd) from requests "
+            "sum(prompt_tokens), sum(completion_tokens), sum(usd), sum(avoided_usd) from requests "
             f"where started >= ? and started < ? group by {by} order by {by}"
         )
         return [Sum(*values) for values in db.execute(sql, (since, until))]
