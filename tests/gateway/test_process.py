@@ -1,13 +1,17 @@
 """The whole process: relays, keys, reload, ports, drain. Real sockets, stub engines."""
 
+import contextlib
+import gzip
 import http.client
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,29 @@ def call(
 def chat(words: str = "", stream: bool = False, **fields: Any) -> dict[str, Any]:
     """A chat request."""
     return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": words}], **fields}
+
+
+@contextlib.contextmanager
+def collector(bodies: list[bytes]) -> Iterator[str]:
+    """A web server that keeps what is posted to it."""
+
+    class Keep(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            bodies.append(gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keep) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
+        server.shutdown()
+        thread.join()
 
 
 def eventually(check: Callable[[], bool], seconds: float = 30.0) -> bool:
@@ -146,6 +173,54 @@ def test_what_cannot_be_continued_ends_in_an_error_event(
     error = json.loads(body.strip().split(b"data: ")[-1])["error"]
     assert (error["tokens_delivered"], error["retryable"]) == (6 if "dieagain" in words else 4, True)
     assert b"[DONE]" not in body
+
+
+CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_trace_context_passes_without_any_extra(gateway: Make, engines: list[StubEngine]) -> None:
+    """Who traces at both ends sees one trace, whether or not the gateway records spans."""
+    call(gateway(), "/v1/chat/completions", chat(), traceparent=CALLER, tracestate="a=b")
+    (seen,) = [item["headers"] for engine in engines for item in engine.seen]
+    assert (seen["traceparent"], seen["tracestate"]) == (CALLER, "a=b")
+
+
+def test_spans_reach_a_collector(gateway: Make, engines: list[StubEngine]) -> None:
+    """One server span below the caller's, one client span an attempt; the engine continues ours; no prompt in them."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install 'longspan[otel]'")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    bodies: list[bytes] = []
+    with collector(bodies) as url:
+        running = gateway(f'[tracing]\nendpoint = "{url}"\n')
+        call(
+            running,
+            "/v1/chat/completions",
+            chat("secret-words tokens=2 die=0", stream=True),
+            traceparent=CALLER,
+        )
+        unsampled = CALLER[:-1] + "0"
+        call(running, "/v1/chat/completions", chat(), traceparent=unsampled)
+        assert eventually(lambda: bool(bodies))
+        running.process.terminate()
+        assert running.process.wait(timeout=30) == 0
+    spans = [
+        span
+        for body in bodies
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    (server,) = [span for span in spans if span.name == "gateway request"]
+    attempts = [span for span in spans if span is not server]
+    assert server.trace_id.hex() == CALLER[3:35]
+    assert server.parent_span_id.hex() == CALLER[36:52]
+    assert {span.name for span in attempts} == {"attempt e0", "attempt e1"}
+    assert all(span.parent_span_id == server.span_id for span in attempts)
+    assert {attribute.key for attribute in server.attributes} >= {"gen_ai.request.model", "longspan.outcome"}
+    sent = [item["headers"]["traceparent"] for engine in engines for item in engine.seen]
+    assert sorted(set(sent)) == sorted({f"00-{CALLER[3:35]}-{server.span_id.hex()}-01", unsampled})
+    assert not any(b"secret-words" in body for body in bodies)
 
 
 def test_every_other_endpoint_passes(gateway: Make) -> None:

@@ -18,6 +18,7 @@ from longspan.gateway.outside import price_usd
 from longspan.gateway.routing import Dispatcher
 from longspan.gateway.store import Store, load_keys
 from longspan.gateway.ticket import Action, Ask, Ticket
+from longspan.gateway.tracing import Tracer
 from longspan.gateway.upstream import Pool
 from longspan.gateway.watch import Watch
 from longspan.gateway.wire import Header
@@ -46,15 +47,30 @@ class Brain:
         self.dispatcher = Dispatcher(config, self.now(), random.Random().randrange)  # noqa: S311 - load spreading
         self.watch = Watch(self.dispatcher, self.pools, self.own_headers, self.perform)
         self.secrets: dict[str, bytes] = {}
+        self.tracer: Tracer | None = None
         self._deliver = deliver
         self._actions: deque[Action] = deque()
         self._busy = False
 
-    def configure(self, config: GatewayConfig, secrets: dict[str, bytes]) -> None:
-        """Takes a judged configuration, its keys already joined with our own."""
+    def configure(self, config: GatewayConfig, secrets: dict[str, bytes], tracer: Tracer | None) -> None:
+        """Takes a judged configuration, its keys already joined with our own, and its tracer."""
         self.config, self.secrets = config, secrets
+        old, self.tracer = self.tracer, tracer
+        if old is not None and old is not tracer:
+            old.close()
         self.perform(self.dispatcher.configure(config, self.now()))
         self.watch.follow(config)
+
+    def tracer_for(self, config: GatewayConfig) -> Tracer | None:
+        """The tracer of a configuration: ours if it stays, None without [tracing].
+
+        Raises:
+            GatewayConfigError: OpenTelemetry is not installed.
+        """
+        if config.tracing is None:
+            return None
+        same = self.tracer is not None and self.tracer.settings == config.tracing
+        return self.tracer if same else Tracer(config.tracing)
 
     def open_pools(self, config: GatewayConfig, tls: ssl.SSLContext | None) -> None:
         """Own pools for the watch, where workers hold those of the requests."""
@@ -146,6 +162,8 @@ class Brain:
             self._figures.request(row)
             if self.store is not None:
                 self.store.add(row)
+            if self.tracer is not None and entry.trace:
+                self.tracer.add(row)
 
     def _outside_price(self, entry: Entry) -> float:
         """What the cheapest provider of the model would have charged."""
@@ -205,6 +223,8 @@ class Brain:
         self.settle()
         if self.store is not None:
             await asyncio.to_thread(self.store.close)
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
         self.log.flush()
 
 

@@ -161,6 +161,18 @@ class Admin:
 
 
 @dataclass(frozen=True, slots=True)
+class Tracing:
+    """Where OpenTelemetry spans go (OTLP over HTTP) and the share of requests that get one.
+
+    A request that comes with a `traceparent` is recorded if its caller records it, whatever the share.
+    """
+
+    endpoint: str
+    service_name: str = "longspan-gateway"
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """Everything the gateway is told. Relative paths mean the directory of the file."""
 
@@ -184,6 +196,7 @@ class GatewayConfig:
     overflow: Overflow = field(default_factory=Overflow)
     tls: Tls | None = None
     admin: Admin | None = None
+    tracing: Tracing | None = None
 
     def resolve(self, name: str) -> str | None:
         """The model behind a name or alias, or None."""
@@ -273,6 +286,9 @@ def _check(config: GatewayConfig) -> None:
         raise GatewayConfigError(text, "Add [[keys]], or listen on 127.0.0.1.")
     if config.routing.affinity not in AFFINITIES:
         raise GatewayConfigError(f"routing.affinity is {config.routing.affinity!r}.", f"One of {AFFINITIES}.")
+    if config.tracing and not config.tracing.endpoint.startswith(("http://", "https://")):
+        text = f"tracing.endpoint is {config.tracing.endpoint!r}."
+        raise GatewayConfigError(text, "Write it like http://HOST:4318/v1/traces.")
     if config.workers < 1:
         raise GatewayConfigError("workers must be at least 1.")
     _check_upstreams(config)

@@ -13,7 +13,7 @@ class Entry(NamedTuple):
 
     outcome: `ok`, `client_error`, `client_gone`, or the code of the error that ended it.
     started: wall clock, seconds since the epoch. ttft_seconds: None if no content came.
-    usd: price at a provider; 0 at a replica of our own.
+    usd: price at a provider; 0 at a replica of our own. trace: its ids (`trace.py`) where it is recorded.
     """
 
     request_id: str
@@ -32,6 +32,7 @@ class Entry(NamedTuple):
     cached_tokens: int = 0
     usd: float = 0.0
     reason: str = ""
+    trace: str = ""
 
 
 class Try(NamedTuple):
@@ -145,6 +146,8 @@ def explain(row: Row) -> list[str]:
     if entry.ttft_seconds is not None:
         lines.append(f"first content reached the client after {entry.ttft_seconds:.3f} s")
     cached = f" ({entry.cached_tokens} from the prefix cache)" if entry.cached_tokens else ""
+    if entry.trace:
+        lines.append(f"trace {entry.trace.split('-', 1)[0]}")
     lines.append(f"{entry.prompt_tokens} prompt tokens{cached}, {entry.completion_tokens} completion tokens")
     spared = f"; a provider would have charged {row.avoided_usd:.6f} USD" if row.avoided_usd else ""
     lines.append(

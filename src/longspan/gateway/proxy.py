@@ -8,6 +8,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from longspan.gateway import trace
 from longspan.gateway.continuation import CAUSES, Delivered, declaration, possible, rest_of
 from longspan.gateway.dialect import RESPONSES, error_body, error_event
 from longspan.gateway.front import Meaning
@@ -39,7 +40,7 @@ class Exchange:
     __slots__ = (
         "_buffer", "_buffered", "_cancel", "_carried", "_client", "_closed", "_connection", "_cut", "_delivered",
         "_failure", "_gateway", "_head", "_relaying", "_rest", "_resuming", "_scanner", "_status", "_usage", "ask", "attempt_at", "body", "dialect", "first_at", "head",
-        "idle_at", "meaning", "next_slow", "outside", "reason", "request_id", "resent", "started", "target",
+        "idle_at", "meaning", "next_slow", "outside", "reason", "request_id", "resent", "started", "target", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +60,7 @@ class Exchange:
         self.target = ""  # the upstream's name
         self.outside = False
         self.reason = ""
+        self.trace = ""
         self.resent = False
         self._connection: Upstream | None = None
         self._cancel: Any = None
@@ -125,6 +127,9 @@ class Exchange:
         raw = self._raw_body()
         if not self.outside:
             lead += b"\r\nx-request-id: " + self.request_id.encode()
+            begun = trace.parse(self.trace)
+            if begun is not None:
+                lead += b"\r\ntraceparent: " + trace.header(begun)
         if raw or self.head.method not in BODILESS:
             lead += b"\r\ncontent-length: %d" % len(raw)
         connection.send(self, lead + b"\r\n\r\n" + raw)

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import random
 import ssl
 import time
 import traceback
 from collections.abc import Mapping
 from typing import Protocol
 
-from longspan.gateway import front
+from longspan.gateway import front, trace
 from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica
 from longspan.gateway.dialect import OTHER, error_body
 from longspan.gateway.downstream import Downstream, Handler
@@ -144,12 +145,19 @@ class Gateway:
                     ask, body = admitted
                     exchange = Exchange(self, client, head, meaning, ask, body, request_id)
                     self.exchanges[ask.id] = exchange
+                    if self.config.tracing is not None:
+                        exchange.trace = self._trace(head)
                     client.handler = exchange
                     self.link.arrive(ask)
                     return client.handler
                 answer = admitted
         client.answer(answer.status, [*answer.headers, (b"x-request-id", request_id.encode())], answer.body)
         return None
+
+    def _trace(self, head: Head) -> str:
+        assert self.config.tracing is not None
+        begun = trace.begin(head.known.get(trace.HEADER), self.config.tracing.share, random.getrandbits)
+        return trace.format_trace(begun) if begun is not None else ""
 
     def _health(self, path: str) -> front.Answer:
         """Answers that need no key."""
@@ -166,6 +174,10 @@ class Gateway:
             pool, head = self.pools[exchange.target], exchange.head
             method = b"GET" if head.method == b"HEAD" else head.method
             headers = self._upstream_headers(exchange)
+            if exchange.trace:
+                headers = [
+                    item for item in headers if item[0] != trace.HEADER
+                ]  # ours comes with each request
             lead = request_lead(method, pool.base_path + head.target, pool.host_header, headers)
             exchange.meaning.leads[exchange.target] = lead
         return lead
@@ -217,7 +229,7 @@ class Gateway:
             exchange.request_id, ask.key, ask.model, exchange.target, exchange.outside, outcome, status, ask.stream,
             time.time() - seconds, seconds, exchange.first_at - started if exchange.first_at and ask.stream else None,
             usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0),
-            exchange.price(usage) if exchange.outside else 0.0, exchange.reason,
+            exchange.price(usage) if exchange.outside else 0.0, exchange.reason, exchange.trace,
         )  # fmt: skip
         self.link.over(ask.id, entry)
 

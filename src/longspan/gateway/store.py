@@ -22,18 +22,20 @@ SCHEMA = """
 create table if not exists requests (
   request_id text, key text, model text, target text, outside integer, outcome text, status integer, stream integer,
   started real, seconds real, ttft_seconds real, prompt_tokens integer, completion_tokens integer,
-  cached_tokens integer, usd real, reason text, held_seconds real, predicted_seconds real, attempts text, avoided_usd real default 0
+  cached_tokens integer, usd real, reason text, trace text default '', held_seconds real, predicted_seconds real, attempts text, avoided_usd real default 0
 );
 create index if not exists requests_id on requests (request_id);
 create index if not exists requests_started on requests (started);
 create table if not exists keys (name text primary key, sha256 text unique, rule text, created real, revoked real);
 create table if not exists audit (at real, actor text, action text, subject text, detail text);
 """
+# Columns that ledgers of earlier versions lack.
+ADDED = {"avoided_usd": "real default 0", "trace": "text default ''"}
 COLUMNS = (
     "request_id, key, model, target, outside, outcome, status, stream, started, seconds, ttft_seconds, "
-    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, held_seconds, predicted_seconds, attempts, avoided_usd"
+    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, trace, held_seconds, predicted_seconds, attempts, avoided_usd"
 )
-INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 20)})"  # noqa: S608 - constants only
+INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 21)})"  # noqa: S608 - constants only
 GROUPS = ("key", "model", "target", "outcome")
 
 
@@ -46,8 +48,10 @@ class Store:
         try:
             with _open(path) as db:
                 db.executescript(SCHEMA)
-                if "avoided_usd" not in {row[1] for row in db.execute("pragma table_info(requests)")}:
-                    db.execute("alter table requests add column avoided_usd real default 0")
+                known = {row[1] for row in db.execute("pragma table_info(requests)")}
+                for name, kind in ADDED.items():
+                    if name not in known:
+                        db.execute(f"alter table requests add column {name} {kind}")
             path.chmod(0o600)
         except (sqlite3.Error, OSError) as error:
             text = f"The ledger {path} cannot be opened: {error}."
