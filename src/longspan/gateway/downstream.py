@@ -137,7 +137,9 @@ class Downstream(asyncio.Protocol):
                 self._refuse(431, b"Request head too large.")
         if between and self._lessons < MAX_LESSONS and len(self._ready) == 1 and not self._close:
             self._lessons += 1
-            self._known = self._book.learn(data[: data.find(b"\r\n\r\n") + 4], self._ready[0][0])
+            head, body = self._ready.pop()
+            self._known = self._book.learn(data[: data.find(b"\r\n\r\n") + 4], head)
+            self._ready.append((self._known.head if self._known is not None else head, body))
         self._next()
 
     def _take(self, head: Head, body: bytes) -> None:

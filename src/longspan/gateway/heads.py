@@ -20,7 +20,8 @@ _SPECIAL = (b"expect", b"upgrade", b"transfer-encoding")
 class Head:
     """The head of a request, parsed.
 
-    headers: names in lower case. known: the same for looking up; of a repeated header the last.
+    headers: names in lower case; the content length among them is that of the request that was parsed. known: the
+    same for looking up; of a repeated header the last.
     meaning: what the server made of it; it notices itself when its configuration is another one.
     """
 
