@@ -7,6 +7,7 @@ The last message may hold `tokens=N`, `gap=SECONDS`, `die=N` (cut the connection
 import asyncio
 import json
 import re
+import ssl
 from typing import Any, ClassVar
 
 from aiohttp import web
@@ -25,7 +26,7 @@ class StubEngine:
         self.url = ""
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> "StubEngine":
+    async def start(self, tls: ssl.SSLContext | None = None) -> "StubEngine":
         """Listens."""
         app = web.Application(client_max_size=2**28)
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
@@ -35,9 +36,9 @@ class StubEngine:
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def stop(self) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -406,25 +405,6 @@ def test_http_1_0_and_pipelined_clients(gateway: Make) -> None:
             data += more
     assert data.count(b"HTTP/1.1 200") == 2
     assert data.index(b"[DONE]") < data.index(b'"alive"')
-
-
-def test_a_certificate_serves_tls(gateway: Make, tmp_path: Path) -> None:
-    """The listener speaks TLS with the configured certificate."""
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "k.pem", "-out", "c.pem", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
-        cwd=tmp_path, capture_output=True, check=False,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip("openssl is not there to make a certificate")
-    import ssl
-
-    running = gateway('[tls]\ncert_file = "c.pem"\nkey_file = "k.pem"\n')
-    context = ssl.create_default_context(cafile=str(tmp_path / "c.pem"))
-    connection = http.client.HTTPSConnection(running.url.removeprefix("http://"), context=context, timeout=60)
-    connection.request("GET", "/health")
-    assert connection.getresponse().status == 200
-    connection.close()
 
 
 def memory_kb(pid: int) -> int:

@@ -187,13 +187,14 @@ class Dispatcher:
         standing.scraped(load, now)
         return self._grant(now, standing.replica.model)
 
-    def probed(self, name: str, ok: bool, refused: bool, now: float) -> list[Action]:
+    def probed(self, name: str, ok: bool, refused: bool, now: float, trouble: str = "") -> list[Action]:
         """A health probe came back. One refused connection is enough to be dead; a slow or bad answer needs two,
         and means nothing while content flows: busy is not dead.
         """
         standing = self.fleet.standings.get(name)
         if standing is None:
             return []
+        standing.trouble = trouble
         if ok:
             if standing.alive is False:
                 standing.joined = now

@@ -39,6 +39,7 @@ class Standing:
         self.pending_tokens = 0  # prompt tokens of those
         self.alive: bool | None = None
         self.probe_failures = 0
+        self.trouble = ""
         self.stalled = False
         self.suspect = False
         self.moved_at = now  # last byte of content, change of a counter, or moment when work began
@@ -85,7 +86,7 @@ class Standing:
         if replica.state != "ready":
             return f"{replica.name} is {replica.state}" + (f" ({replica.reason})" if replica.reason else "")
         if self.alive is False:
-            return f"{replica.name} does not answer"
+            return f"{replica.name} does not answer" + (f" ({self.trouble})" if self.trouble else "")
         if self.stalled:
             return f"{replica.name} is stalled: work outstanding, no token for {now - self.moved_at:.0f} s"
         if not self.breaker.closed:

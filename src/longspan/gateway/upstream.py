@@ -208,6 +208,7 @@ class Pool:
         self.base_path = path.removesuffix("/v1").encode()
         self.tls = tls if scheme == "https" else None
         self.connect_seconds = connect_seconds
+        self.trouble = ""  # why TLS failed the last time, for people
         self.open: set[Upstream] = set()
         self._idle: deque[Upstream] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -237,10 +238,12 @@ class Pool:
                 _, connection = await self._loop.create_connection(
                     lambda: Upstream(self), self.host, self.port, ssl=self.tls
                 )
-        except (OSError, ssl.SSLError, TimeoutError):
+        except (OSError, TimeoutError) as error:
+            self.trouble = _tls_trouble(error)
             receiver.upstream_failed("connect")
             return
         assert connection.transport is not None
+        self.trouble = ""
         connection.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self.open.add(connection)
         receiver.upstream_ready(connection)
@@ -270,6 +273,12 @@ class Pool:
         """Closes idle connections; busy ones end with their requests."""
         while self._idle:
             self._idle.popleft().abort()
+
+
+def _tls_trouble(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    return f"TLS failed: {error.reason}" if isinstance(error, ssl.SSLError) else ""
 
 
 def _nothing() -> None:
