@@ -45,6 +45,7 @@ IO_MODULES = {
     "daemon.processes",
     "daemon.spare",
     "daemon.starting",
+    "daemon.sweep",
     "daemon.versions",
     "launch.prover",
     "launch.reference",

@@ -23,7 +23,9 @@ from longspan.doctor.launches import changes_since, plan_names, recorded, with_r
 from longspan.doctor.standing import rank_states, standing
 from longspan.finding import Finding
 from longspan.host import Completed, LocalHost, RecordedHost, SshHost
-from longspan.launch.steps import Failure, Steps, Tick
+from longspan.launch.events import Tick
+from longspan.launch.failure import Failure
+from longspan.launch.steps import Steps
 
 SPEC = DeploymentSpec(
     name="default", identity="i", model="/m", served_name="m", tp=1, pp=2, executor="ray", device="cuda",

@@ -19,8 +19,8 @@ from longspan.cli import control, keys, up
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import identity
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.launch.steps import AgentJoined, DownAsked
-from longspan.launch.steps import Failure as LaunchFailure
+from longspan.launch.events import AgentJoined, DownAsked
+from longspan.launch.failure import Failure as LaunchFailure
 
 SPEC = DeploymentSpec(
     name="default", identity="wanted", model="/m", served_name="m", tp=1, pp=2, executor="ray", device="cpu",

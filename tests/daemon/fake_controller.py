@@ -17,7 +17,7 @@ from real import TIMEOUT_SECONDS, environment
 AGENT = """
 import asyncio, json, signal, sys
 from longspan.daemon import agent
-agent.LEASE_SECONDS = 600
+agent.LEASE_SECONDS = float(sys.argv[1])
 signal.signal(signal.SIGUSR1, lambda *_: setattr(agent, "LEASE_SECONDS", 0.5))
 async def main():
     one = agent.Agent(agent.AgentConfig(**json.load(sys.stdin)))
@@ -25,7 +25,7 @@ async def main():
         one._tell({"kind": "lines", "process": "p", "lines": ["news"]})
         one.done.set()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, end_with_news)
-    await one.run()
+    await agent.life(one)
 asyncio.run(main())
 """
 
@@ -36,6 +36,7 @@ class FakeController:
 
     Attributes:
         answers: statuses for the next messages; 200 once they are used up.
+        nonsense: bodies that are handed out instead of commands, each once.
         messages: what came, also what was answered with another status.
     """
 
@@ -43,6 +44,7 @@ class FakeController:
     messages: list[dict[str, Any]] = field(default_factory=list)
     taken: list[dict[str, Any]] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
+    nonsense: list[str] = field(default_factory=list)
     commands: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     runner: web.AppRunner | None = None
@@ -60,6 +62,8 @@ class FakeController:
     async def hand_out(self, request: web.Request) -> web.Response:
         """Commands, without a long wait."""
         await asyncio.sleep(0.05)
+        if self.nonsense:
+            return web.Response(text=self.nonsense.pop(), content_type="application/json")
         return web.json_response({"commands": self.commands[int(request.query["after"]) :]})
 
     def command(self, **document: Any) -> None:
@@ -102,12 +106,16 @@ async def fake_controller() -> AsyncIterator[FakeController]:
     await found.runner.setup()
     await web.TCPSite(found.runner, "127.0.0.1", 0).start()
     found.url = f"http://127.0.0.1:{found.runner.addresses[0][1]}"
-    yield found
-    await found.close()
+    try:
+        yield found
+    finally:
+        await found.close()
 
 
 @contextlib.asynccontextmanager
-async def agent(controller: FakeController, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def agent(
+    controller: FakeController, home: Path, lease_seconds: float = 600
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """The agent "a" in the foreground; killed at the end if it still runs."""
     config = {
         "name": "a", "controller_url": controller.url, "key": "the-key", "mark": "mark-a", "run_dir": str(home / "run"),
@@ -116,7 +124,7 @@ async def agent(controller: FakeController, home: Path) -> AsyncIterator[asyncio
     (home / "run").mkdir(exist_ok=True)
     (home / "logs").mkdir(exist_ok=True)
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", AGENT, env=environment(home), stdin=asyncio.subprocess.PIPE
+        sys.executable, "-c", AGENT, str(lease_seconds), env=environment(home), stdin=asyncio.subprocess.PIPE
     )
     assert child.stdin is not None
     child.stdin.write(json.dumps(config).encode())

@@ -81,7 +81,7 @@ def test_a_flood_is_taken_in_bounded_messages(tmp_path: Path) -> None:
     run(test())
 
 
-@pytest.mark.parametrize("why", ["stop_all", "lease", "410", "SIGTERM", "SIGUSR2"])
+@pytest.mark.parametrize("why", ["stop_all", "lease", "410", "SIGTERM", "SIGUSR2", "no command"])
 def test_the_end_of_everything(tmp_path: Path, why: str) -> None:
     """Told to, without its controller for a lease, replaced, or signalled (also amid news): all processes end, then the agent; files go."""
 
@@ -101,6 +101,8 @@ def test_the_end_of_everything(tmp_path: Path, why: str) -> None:
                 case "lease":
                     child.send_signal(signal.SIGUSR1)
                     await controller.close()
+                case "no command":  # one of the agent's own jobs dies of it
+                    controller.commands.append({"kind": "call"})
                 case "410":
                     controller.answers = [410] * 1000
                 case "SIGTERM" | "SIGUSR2":
@@ -109,6 +111,42 @@ def test_the_end_of_everything(tmp_path: Path, why: str) -> None:
             assert [name for name, pid in pids.items() if running(pid)] == []
         assert not (tmp_path / "run").exists()
         assert (tmp_path / "logs" / "p.log").exists()
+
+    run(test())
+
+
+def test_nonsense_is_asked_again(tmp_path: Path) -> None:
+    """An answer that is no JSON, or not of the protocol, is not the end: the next one is heard."""
+
+    async def test() -> None:
+        async with fake_controller() as controller, agent(controller, tmp_path) as child:
+            await until(lambda: controller.messages)
+            controller.nonsense = ["{", "[]", "{}"]
+            await until(lambda: not controller.nonsense)
+            controller.start("p", "sh", "-c", "echo heard; sleep 1000")
+            await until(lambda: controller.lines("p") == ["heard"])
+            assert child.returncode is None
+
+    run(test())
+
+
+def test_the_end_does_not_wait_for_a_digest(tmp_path: Path) -> None:
+    """A checkpoint that takes minutes to read holds up nobody: its thread ends with the process."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 42)  # sparse
+
+    async def test() -> None:
+        async with fake_controller() as controller, agent(controller, tmp_path) as child:
+            arguments = {"model": str(model), "nonce": "n", "full": True}
+            controller.command(kind="call", call="digest:a", what="digest", arguments=arguments)
+            controller.start("p", "sh", "-c", "echo meanwhile; sleep 1000")
+            await until(lambda: controller.lines("p") == ["meanwhile"])
+            child.send_signal(signal.SIGTERM)
+            assert await ended(child) == 0
+            assert controller.answer("digest:a") is None
 
     run(test())
 
@@ -123,6 +161,25 @@ def test_a_short_outage_is_no_end(tmp_path: Path) -> None:
             controller.start("p", "sh", "-c", "echo meanwhile; sleep 1000")
             await until(lambda: controller.lines("p") == ["meanwhile"])
             assert child.returncode is None
+
+    run(test())
+
+
+def test_standing_still_is_not_the_controllers_silence(tmp_path: Path) -> None:
+    """An agent that was stopped for longer than its lease asks the controller more than once before it gives up."""
+
+    async def test() -> None:
+        async with fake_controller() as controller, agent(controller, tmp_path, lease_seconds=5) as child:
+            controller.start("p", "sh", "-c", "echo lives; sleep 1000")
+            await until(lambda: controller.lines("p") == ["lives"])
+            child.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(6)
+            controller.answers = [500, 500]
+            seen = len(controller.messages)
+            child.send_signal(signal.SIGCONT)
+            await until(lambda: len(controller.messages) > seen + 3)
+            assert child.returncode is None
+            assert controller.exit_code("p") is None
 
     run(test())
 

@@ -45,8 +45,8 @@ class Deployed:
     child: subprocess.Popen[str] | None = None
     record: dict[str, Any] = field(default_factory=dict)
 
-    def start(self, *, ray: str = RAY, launcher: str = HOLD, **changes: Any) -> None:
-        """Starts the controller of two nodes on this machine."""
+    def start(self, *, ray: str = RAY, launcher: str = HOLD, settings: str = "", **changes: Any) -> None:
+        """Starts the controller of two nodes on this machine; `settings` is Python that it runs before."""
         stub = executable(self.home / "python", [line.format(ray=ray, launcher=launcher) for line in STUB])
         model = self.home / "model"
         model.mkdir(exist_ok=True)
@@ -58,13 +58,14 @@ class Deployed:
         }  # fmt: skip
         spec = DeploymentSpec(**{**plain, **changes})
         write_private(self.places.spec, json.dumps({"spec": spec.to_json(), "controller_host": "127.0.0.1"}))
-        self.child = self.spawn()
+        self.child = self.spawn(settings)
         self.record = wait_for(lambda: self.places.running() or {})
 
-    def spawn(self) -> subprocess.Popen[str]:
+    def spawn(self, settings: str = "") -> subprocess.Popen[str]:
         """One more controller of the same directory."""
+        code = f"{settings}\nfrom longspan.daemon import controller\ncontroller.main()"
         return subprocess.Popen(
-            [sys.executable, "-m", "longspan.daemon.controller", str(self.places.root)],
+            [sys.executable, "-c", code, str(self.places.root)],
             env=self.env, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -215,6 +216,39 @@ def test_stopping_while_it_starts(deployed: Deployed, how: str) -> None:
     assert status["failure"] is None
     assert status["phases"][2]["state"] == "stopped"
     assert status["phases"][3]["state"] == "waiting"
+
+
+def test_killed_agents_leave_nothing(deployed: Deployed) -> None:
+    """Agents that die without a word cannot end what they started: `down` has their nodes swept."""
+    deployed.start(ray=HOLD, settings="from longspan.launch import stopping\nstopping.SILENT_SECONDS = 4")
+    deployed.reach("ray")
+    mark = deployed.record["mark"]
+    wait_for(lambda: processes_with(f"LONGSPAN_MARK={mark}"))
+    # Three once every child that was just forked off one has become what it shall be.
+    for pid in wait_for(lambda: found if len(found := carrying(f"LONGSPAN_AGENT_OF={mark}")) == 3 else []):
+        os.kill(pid, signal.SIGKILL)
+    assert processes_with(f"LONGSPAN_MARK={mark}") != []
+    assert deployed.request("/v1/down", body=b"")[0] == 200
+    deployed.gone()
+
+
+def carrying(entry: str) -> list[int]:
+    """The pids of all processes that were started with this `KEY=value`."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and entry.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
+
+
+def test_a_full_disk_keeps_nothing_running(deployed: Deployed) -> None:
+    """Where the history cannot be written, the deployment still starts, and still ends."""
+    deployed.places.history.symlink_to("/dev/full")
+    deployed.start(ray=HOLD)
+    deployed.reach("ray")
+    assert deployed.request("/v1/down", body=b"")[0] == 200
+    deployed.gone()
 
 
 def test_stopping_at_once(deployed: Deployed) -> None:

@@ -11,10 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from longspan.daemon.controller import Controller
+from longspan.daemon.controller import CLOCK_SECONDS, AgentLink, Controller, silences
 from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.launch.steps import DownAsked, Lines, Steps
+from longspan.launch.events import AgentSilent, DownAsked, Lines
+from longspan.launch.steps import Steps
 
 SPEC = DeploymentSpec(
     name="t", identity="i", model="/m", served_name="m", tp=1, pp=1, executor="ray", device="cpu",
@@ -139,3 +140,13 @@ def test_the_history_can_be_read_back(tmp_path: Path) -> None:
         assert events[1]["lines"] == ["words"]
 
     asyncio.run(test())
+
+
+def test_the_controllers_own_stall_is_not_the_agents_silence() -> None:
+    """A controller that stood still for 50 s finds nobody silent; one that ran all the time does."""
+    links = {"a": AgentLink("x", last_beat=100.0), "b": AgentLink("y", last_beat=100.2), "late": AgentLink()}
+    assert silences(links, now=150.0, stalled_seconds=50 - CLOCK_SECONDS) == []
+    assert silences(links, now=150.5, stalled_seconds=0.0) == []
+    links["b"].last_beat = 153.0
+    (silent,) = silences(links, now=154.0, stalled_seconds=0.1)
+    assert silent == AgentSilent("a", pytest.approx(4.5))

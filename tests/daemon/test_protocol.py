@@ -15,8 +15,9 @@ from longspan.daemon.protocol import (
     event_from_json,
     events_from_json,
 )
+from longspan.launch.actions import Call, Start, StopAll
 from longspan.launch.commands import Process
-from longspan.launch.steps import Answered, Call, Exited, Lines, Start, StopAll
+from longspan.launch.events import Answered, Exited, Lines
 from longspan.launch.words import EVENT_MARK
 
 json_values: st.SearchStrategy[Any] = st.recursive(

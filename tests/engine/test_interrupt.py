@@ -11,9 +11,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 LISTEN = ("--listen", "127.0.0.1:18432")
 
 
-@pytest.mark.parametrize("phase", ["agents", "checkpoint", "reservation"])
+@pytest.mark.parametrize("phase", ["agents", "checkpoint", "reservation", "first token"])
 def test_ctrl_c_leaves_nothing(tmp_path: Path, demo_model: Path, phase: str) -> None:
-    """Interrupted after a phase (so while Ray or the engine starts), `up` ends with 130 and leaves nothing."""
+    """Interrupted after a phase (so while Ray or the engine starts or the proof is taken), `up` ends with 130 and leaves
+    nothing."""
     before = Before.now()
     longspan = Longspan(tmp_path)
     process = longspan.start_up(*LISTEN)

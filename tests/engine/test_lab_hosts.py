@@ -133,6 +133,15 @@ def test_joins_a_ray_that_runs(make_lab: MakeLab, demo_model: Path, tmp_path: Pa
                 ray.wait()
 
 
+RESERVED = """
+import json, sys, ray
+from ray.util import placement_group_table
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+states = [group["state"] for group in placement_group_table().values()]
+print(json.dumps({"states": states, "free_gpus": ray.available_resources().get("GPU", 0)}))
+"""
+
+
 def join(lab: Lab, address: str, model: Path, folder: Path) -> None:
     """Up, a question, down; nothing of ours is left in the hosts."""
     first = lab.hosts[0]
@@ -146,6 +155,12 @@ def join(lab: Lab, address: str, model: Path, folder: Path) -> None:
     assert status["ray"] == {"address": address, "joined": True}
     assert "Paris" in chat(status["endpoint"], Path(status["api_key_file"]).read_text())
     assert first.run([*RUN, "down"], timeout_seconds=120).returncode == 0
+    # Nothing of ours is reserved in somebody else's Ray.
+    seen = json.loads(
+        first.run([RUN[0], "-c", RESERVED, address], timeout_seconds=120).stdout.splitlines()[-1]
+    )
+    assert seen["states"] == ["REMOVED"]
+    assert seen["free_gpus"] == 2
     ours = (
         "longspan.daemon", "longspan.gateway", "ray_driver", "EngineFrontEnd", "EngineCore", "RayWorkerProc",
     )  # fmt: skip

@@ -8,29 +8,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from longspan.deployment import DeploymentSpec, NodeSpec
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
 from longspan.launch.checkpoint import CheckpointDigest, FileDigest
+from longspan.launch.events import AgentJoined, Answered, DownAsked, Event, Lines, Tick
 from longspan.launch.judge import completion_layer
 from longspan.launch.logprobs import Reference, TokenLogprobs
 from longspan.launch.proof_texts import TEXTS
-from longspan.launch.steps import (
-    FRONT,
-    PHASES,
-    Action,
-    AgentJoined,
-    Answered,
-    Ask,
-    Call,
-    DownAsked,
-    Event,
-    Lines,
-    Paths,
-    SetGateway,
-    Start,
-    StartAgents,
-    Steps,
-    StopAll,
-    Tick,
-)
+from longspan.launch.run_dir import Paths
+from longspan.launch.steps import FRONT, PHASES, Steps
 from longspan.launch.verdict import Evidence
 from longspan.launch.words import EVENT_MARK
 
@@ -105,7 +90,7 @@ class Drive:
         """Remembers actions, and judges at once what could not be told later."""
         for action in actions:
             if isinstance(action, SetGateway) and action.state == "ready" and not self.confirmed():
-                self.unconfirmed.append(f"ready with ranks {self.machine.ranks}")
+                self.unconfirmed.append(f"ready with ranks {self.machine.group.ranks}")
         if self.stopped_at is None and self.machine.phase in {"stopping", "gone"}:
             self.stopped_at = len(self.actions)
         self.actions += actions
@@ -115,8 +100,8 @@ class Drive:
         """Whether every node has said which ranks are its own, and they are where the plan wants them."""
         machine = self.machine
         wanted = {rank: node.address for rank, node in enumerate(machine.spec.rank_nodes())}
-        found = {rank: seen.address for rank, seen in machine.ranks.items()}
-        asked = set(machine.rank_devices) == {node.name for node in machine.nodes}
+        found = {rank: seen.address for rank, seen in machine.group.ranks.items()}
+        asked = set(machine.group.rank_devices) == {node.name for node in machine.nodes}
         return asked and (found == wanted or machine.spec.world_size == 1)
 
     def begin(self) -> list[Action]:
@@ -248,6 +233,9 @@ class Drive:
             if isinstance(action, StopAll):
                 self.answer(f"stopped:{action.node}", {"left": []})
         self.do(Tick(), 1000)
+        for action in list(self.actions):
+            if isinstance(action, Sweep):
+                self.answer(f"swept:{action.node}", {"left": []})
 
     def started(self) -> list[tuple[str, str]]:
         """(node, process) of all that was started."""
@@ -281,8 +269,8 @@ def check(drive: Drive) -> None:
     calls = [a.call for a in drive.actions if isinstance(a, Call | Ask)]
     assert len(calls) == len(set(calls))
     if machine.phase == "serving":
-        assert machine.proof is not None
-        assert machine.proof.verdict != "failed"
+        assert machine.group.proof is not None
+        assert machine.group.proof.verdict != "failed"
     for action in drive.actions:
         if isinstance(action, Start):
             text = json.dumps(action.process.to_json())

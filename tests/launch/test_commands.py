@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longspan.errors import InputError
 from longspan.launch import commands
-from longspan.launch.steps import Start
+from longspan.launch.actions import Start
 
 OWNED = [
     "--tensor-parallel-size", "--tensor_parallel_size", "--tensor-parallel-size=2", "--tensor_parallel_size=2",

@@ -7,18 +7,9 @@ import pytest
 from driving import NODES, Drive, checked_drives, copy, evidence, launcher_line, reference, take_down
 
 from longspan.deployment import NodeSpec
-from longspan.launch.steps import (
-    FRONT,
-    PHASES,
-    AgentJoined,
-    Ask,
-    Call,
-    DownAsked,
-    SetGateway,
-    Start,
-    StartAgents,
-    StopAll,
-)
+from longspan.launch.actions import Ask, Call, SetGateway, Start, StartAgents, StopAll
+from longspan.launch.events import AgentJoined, DownAsked
+from longspan.launch.steps import FRONT, PHASES
 
 
 @pytest.fixture
@@ -36,9 +27,9 @@ def test_the_whole_way(start: Callable[..., Drive], executor: str) -> None:
         stage()
     assert drive.machine.phase == "serving"
     assert [p for p in drive.machine.started if p in PHASES] == list(PHASES)
-    assert drive.machine.proof is not None
-    assert drive.machine.proof.verdict == "verified"
-    assert [drive.machine.ranks[rank].address for rank in (0, 1)] == ["10.0.0.1", "10.0.0.2"]
+    assert drive.machine.group.proof is not None
+    assert drive.machine.group.proof.verdict == "verified"
+    assert [drive.machine.group.ranks[rank].address for rank in (0, 1)] == ["10.0.0.1", "10.0.0.2"]
     take_down(drive)
 
 
@@ -143,12 +134,12 @@ def test_engine_phases_go_forward_only(start: Callable[..., Drive]) -> None:
     """A line of an earlier phase that arrives late does not turn the engine's phase back."""
     drive = start()
     drive.until("ranks_join")
-    assert drive.machine.engine_phase == "joined"
+    assert drive.machine.group.engine_phase == "joined"
     drive.say(
         "a", "launcher", "INFO Starting to load model /m...", "INFO Warming up model for the compilation..."
     )
     drive.say("a", "launcher", "INFO Loading weights took 3.1 seconds")
-    assert drive.machine.engine_phase == "warm-up"
+    assert drive.machine.group.engine_phase == "warm-up"
 
 
 def test_pids_that_coincide_on_two_hosts(start: Callable[..., Drive]) -> None:
@@ -165,8 +156,8 @@ def test_one_rank_on_one_node(start: Callable[..., Drive]) -> None:
     for stage in drive.stages():
         stage()
     assert drive.machine.phase == "serving"
-    assert drive.machine.proof is not None
-    assert drive.machine.proof.verdict == "partly verified"
+    assert drive.machine.group.proof is not None
+    assert drive.machine.group.proof.verdict == "partly verified"
 
 
 def test_three_ranks_on_two_nodes(start: Callable[..., Drive]) -> None:
@@ -198,8 +189,8 @@ def test_a_reference_that_cannot_be_made_is_said(start: Callable[..., Drive]) ->
         drive.answer("evidence:", evidence())
         drive.answer("reference:a", **answer)
         assert drive.machine.phase == "serving"
-        assert drive.machine.proof is not None
-        assert drive.machine.proof.verdict == "partly verified"
+        assert drive.machine.group.proof is not None
+        assert drive.machine.group.proof.verdict == "partly verified"
 
 
 def test_the_reference_may_be_first(start: Callable[..., Drive]) -> None:

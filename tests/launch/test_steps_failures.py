@@ -6,22 +6,11 @@ from typing import Any
 import pytest
 from driving import FACTS, NODES, Drive, checked_drives, copy, evidence, launcher_line, reference
 
-from longspan.launch.steps import (
-    FRONT,
-    QUIET_SECONDS,
-    SILENT_SECONDS,
-    AgentJoined,
-    AgentSilent,
-    Call,
-    DownAsked,
-    Exited,
-    Failure,
-    SetGateway,
-    Start,
-    StartFailed,
-    StopAll,
-    Tick,
-)
+from longspan.launch.actions import Call, SetGateway, Start, StopAll, Sweep
+from longspan.launch.events import AgentJoined, AgentSilent, DownAsked, Exited, StartFailed, Tick
+from longspan.launch.failure import Failure
+from longspan.launch.steps import FRONT, QUIET_SECONDS, SILENT_SECONDS
+from longspan.launch.stopping import SWEEP_SECONDS
 from longspan.launch.verdict import Evidence
 
 STAGES = [
@@ -76,7 +65,7 @@ def test_down_before_any_agent_joined(start: Callable[..., Drive]) -> None:
 
 
 def test_an_agent_that_never_comes_does_not_hold_up_the_end(start: Callable[..., Drive]) -> None:
-    """After a while the stop ends without it, and a finding names it."""
+    """After a while its node is swept, and a finding names it where that cannot be done."""
     drive = start()
     drive.begin()
     drive.do(AgentJoined(FRONT))
@@ -84,12 +73,42 @@ def test_an_agent_that_never_comes_does_not_hold_up_the_end(start: Callable[...,
     drive.answer(f"stopped:{FRONT}", {"left": []})
     drive.do(Tick())
     assert drive.machine.phase == "stopping"
-    drive.do(Tick(), 60)
+    assert drive.do(Tick(), 60) == [Sweep("a"), Sweep("b")]
+    drive.answer("swept:a", {"left": []})
+    assert drive.machine.phase == "stopping"
+    drive.answer("swept:b", error="Connection refused")
     assert drive.machine.phase == "gone"
-    assert [(f.subject, f.cause) for f in drive.machine.findings] == [
-        ("a", "agent-silent"),
-        ("b", "agent-silent"),
-    ]
+    ((subject, cause, summary),) = [(f.subject, f.cause, f.summary) for f in drive.machine.findings]
+    assert (subject, cause) == ("b", "agent-silent")
+    assert "Connection refused" in summary
+
+
+def test_an_agent_that_beats_but_does_not_confirm(start: Callable[..., Drive]) -> None:
+    """A stuck agent holds up the end for a bounded time: its node is swept, and a sweep that hangs is given up too."""
+    drive = start()
+    drive.until("first_token")
+    drive.do(DownAsked())
+    drive.answer("stopped:a", {"left": []})
+    drive.answer(f"stopped:{FRONT}", {"left": []})
+    assert drive.do(Tick(), 80) == []
+    assert drive.do(Tick(), 20) == [Sweep("b")]
+    drive.answer("stopped:b", {"left": []})
+    assert drive.machine.phase == "stopping"
+    drive.do(Tick(), SWEEP_SECONDS + 1)
+    assert drive.machine.phase == "gone"
+    assert [(f.subject, f.cause) for f in drive.machine.findings] == [("b", "agent-silent")]
+
+
+def test_an_agent_that_joined_is_waited_for_though_ssh_broke_off(start: Callable[..., Drive]) -> None:
+    """A start that "failed" after its agent had joined does not take that agent out of the end."""
+    drive = start()
+    drive.until("agents")
+    drive.do(StartFailed("b", "b did not answer within 60 s"))
+    drive.answer("stopped:a", {"left": []})
+    drive.answer(f"stopped:{FRONT}", {"left": []})
+    assert drive.machine.phase == "stopping"
+    drive.answer("stopped:b", {"left": []})
+    assert drive.machine.phase == "gone"
 
 
 def test_what_an_agent_could_not_end_is_a_finding(start: Callable[..., Drive]) -> None:
@@ -102,11 +121,12 @@ def test_what_an_agent_could_not_end_is_a_finding(start: Callable[..., Drive]) -
     drive.do(AgentSilent("a", 40))
     drive.do(AgentSilent("b", 29))
     assert drive.machine.phase == "stopping"
-    drive.do(AgentSilent("b", 31))
+    assert drive.do(AgentSilent("b", 31)) == [Sweep("b")]
+    drive.answer("swept:b", {"left": [7]})
     assert drive.machine.phase == "gone"
     assert [(f.subject, f.cause) for f in drive.machine.findings] == [
         ("a", "process-left"),
-        ("b", "agent-silent"),
+        ("b", "process-left"),
     ]
 
 
@@ -368,12 +388,33 @@ def test_silence(start: Callable[..., Drive], stages: int, words: str) -> None:
     assert f"for {limit:.0f} s" in what
 
 
-def test_any_line_is_a_sign_of_life(start: Callable[..., Drive]) -> None:
-    """A log that goes on, or a beat that is late, keeps the launch; serving has no limit."""
+@pytest.mark.parametrize(
+    ("node", "process", "line"),
+    [
+        ("a", "launcher", "(RayWorkerProc pid=7) INFO 11-30 20:{:02}:01 [shm_broadcast.py:542] No available shared memory"),
+        ("front", "gateway", '{{"event": "request", "id": {}}}'),
+    ],
+)  # fmt: skip
+def test_what_is_said_again_and_again_is_no_sign_of_life(
+    start: Callable[..., Drive], node: str, process: str, line: str
+) -> None:
+    """An engine that hangs writes once a minute that it waits, and clients go on asking: it is given up all the same."""
     drive = start()
     drive.until("reserved")
-    for _ in range(3):
-        drive.say("b", "ray", "still loading")
+    for minute in range(60):
+        if drive.machine.failure:
+            break
+        drive.say(node, process, line.format(minute))
+        drive.do(Tick(), 59)
+    assert "No sign of progress" in failed(drive).what
+
+
+def test_a_line_that_is_new_is_a_sign_of_life(start: Callable[..., Drive]) -> None:
+    """A log that says something new keeps the launch; serving has no limit."""
+    drive = start()
+    drive.until("reserved")
+    for number in range(3):
+        drive.say("b", "ray", f"Loading safetensors checkpoint shards: {number}% Completed")
         drive.do(AgentSilent("b", 5))
         drive.do(Tick(), 1700)
     for stage in drive.stages()[4:]:

@@ -6,8 +6,7 @@ from driving import Drive, check, evidence, launcher_line, make_spec, make_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longspan.launch.steps import (
-    FRONT,
+from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
     Answered,
@@ -17,6 +16,7 @@ from longspan.launch.steps import (
     StartFailed,
     Tick,
 )
+from longspan.launch.steps import FRONT
 
 names = st.sampled_from([FRONT, "a", "b"])
 processes = st.sampled_from(["ray", "launcher", "engine", "gateway", "unknown"])

@@ -1,8 +1,10 @@
 """How verbs reach a deployment's controller: find it, start it, follow it, ask it to go down."""
 
+import contextlib
 import fcntl
 import json
-import shutil
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,15 +13,16 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from longspan.daemon import processes
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import Identity, alive
+from longspan.daemon.sweep import sweep
 from longspan.deployment import DeploymentSpec
 from longspan.errors import ControlPlaneError, DeploymentExistsError
-from longspan.launch.words import AGENT_VARIABLE
 
 PATIENCE_SECONDS = 120.0
 START_TIMEOUT_SECONDS = 60
+# Longer than the state machine needs in the worst case: an agent that does not confirm, then a sweep of its node.
+STOP_TIMEOUT_SECONDS = 240
 
 
 def request(
@@ -80,38 +83,65 @@ def _start_controller(places: Places, spec: DeploymentSpec, controller_host: str
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        record = places.running()
-        if record and record["pid"] == child.pid:
+    try:
+        if record := _came_up(places, child):
             return record
-        if child.poll() is not None:
-            break
-        time.sleep(0.05)
-    if child.poll() is None:  # too slow: it must not come up when nobody waits for it any more
-        child.terminate()
-        try:
-            child.wait(30)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+    except BaseException:  # Ctrl-C: nobody waits for it any more
+        _end(child)
+        raise
+    _end(child)
     last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing"]
     raise ControlPlaneError(f"The controller did not start: {last[0]}", f"Its log is {log}.")
 
 
+def _came_up(places: Places, child: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+    """The controller's record, once it has written it; None when it ended or is too slow."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and child.poll() is None:
+        record = places.running()
+        if record and record["pid"] == child.pid:
+            return record
+        time.sleep(0.05)
+    return None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """A controller takes everything down on SIGTERM, and then itself."""
+    child.terminate()
+    try:
+        child.wait(STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def take_down(record: dict[str, Any]) -> None:
+    """Asks the controller to take everything down and waits until it has.
+
+    Raises:
+        ControlPlaneError: it still runs after a while.
+    """
+    try:
+        request(record, "/v1/down", post=True)
+    except ControlPlaneError:
+        # Too busy to answer: a signal needs no answer, and means the same to it.
+        if alive(Identity(record["pid"], record["start_ticks"])):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record["pid"], signal.SIGTERM)
+    if not wait_until_gone(record, STOP_TIMEOUT_SECONDS):
+        raise ControlPlaneError(
+            f"The controller (pid {record['pid']}) has not stopped everything within {STOP_TIMEOUT_SECONDS} s.",
+            "`longspan down --force` ends what it started on this machine.",
+        )
+
+
 def end_by_mark(places: Places, record: dict[str, Any]) -> set[int]:
-    """Ends on this machine what a start left there, agents first; other hosts' agents end with their lease.
+    """Ends on this machine what a start left there; other hosts' agents end with their lease.
 
     Returns:
         the pids that do not end.
     """
-    mark = record["mark"]
-    agents = processes.marked(mark, AGENT_VARIABLE)
-    shm = processes.shm_files(processes.marked(mark))
-    left = processes.end(agents, grace_seconds=15)  # an agent ends its own on SIGTERM
-    left |= processes.end(processes.marked(mark), grace_seconds=3)
-    processes.remove_shm(shm)
-    shutil.rmtree(record["run_dir"], ignore_errors=True)
+    left = sweep(record["mark"], record["run_dir"])
     for path in (places.controller, places.gateway_config, places.engine_key):
         path.unlink(missing_ok=True)
     return left

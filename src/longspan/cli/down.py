@@ -10,8 +10,6 @@ from longspan.daemon import processes
 from longspan.daemon.places import Places
 from longspan.errors import ControlPlaneError
 
-STOP_TIMEOUT_SECONDS = 90
-
 
 @click.command("down")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
@@ -28,13 +26,8 @@ def command(name: str, force: bool, as_json: bool) -> int:
         return 0
     if record is None or force:
         return _end_by_force(places, name, as_json)
-    control.request(record, "/v1/down", post=True)
     click.echo("Stopping …", err=True)
-    if not control.wait_until_gone(record, STOP_TIMEOUT_SECONDS):
-        raise ControlPlaneError(
-            f"The controller (pid {record['pid']}) has not stopped everything within {STOP_TIMEOUT_SECONDS} s.",
-            "`longspan down --force` ends what it started on this machine.",
-        )
+    control.take_down(record)
     findings = json.loads(places.last_status.read_text())["findings"] if places.last_status.exists() else []
     left_texts = [
         finding["summary"] for finding in findings if finding["cause"] in {"process-left", "agent-silent"}

@@ -116,8 +116,14 @@ def command(
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
     key, new_key = ensure_api_key(places)
-    record = control.start_controller(places, spec, _controller_host(spec))
-    status = _watch(record, places)
+    try:
+        status = _watch(control.start_controller(places, spec, _controller_host(spec)), places)
+    except KeyboardInterrupt:
+        # Also before the first line was shown: whatever has been started by then is taken down.
+        click.echo("\nInterrupted: taking everything down …", err=True)
+        if record := places.running():
+            control.take_down(record)
+        raise click.Abort from None
     if status["phase"] == "gone":
         raise _failure(status)
     _announce(status, key if new_key else None, as_json)
@@ -166,21 +172,15 @@ def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_js
 
 
 def _watch(record: dict[str, Any], places: Places) -> dict[str, Any]:
-    """Shows the phases until the deployment serves or is gone; Ctrl-C takes it down and waits for that."""
+    """Shows the phases until the deployment serves or is gone."""
     from longspan.cli.render import PhaseView
 
     status: dict[str, Any] = {}
     with PhaseView() as view:
-        try:
-            for status in control.follow(record, places):
-                view.update(status)
-                if status["phase"] in {"serving", "gone"}:
-                    return status
-        except KeyboardInterrupt:
-            click.echo("\nInterrupted: taking everything down …", err=True)
-            control.request(record, "/v1/down", post=True)
-            control.wait_until_gone(record, 60)
-            raise click.Abort from None
+        for status in control.follow(record, places):
+            view.update(status)
+            if status["phase"] in {"serving", "gone"}:
+                return status
     return status
 
 

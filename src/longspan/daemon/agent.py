@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,13 +123,21 @@ class Agent:
                 asyncio.create_task(self._take_commands(session)),
                 asyncio.create_task(self._watch()),
             ]
-            await self.done.wait()
             for job in jobs:
+                job.add_done_callback(self._job_ended)
+            await self.done.wait()
+            for job in [*jobs, *self.tasks]:
                 job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            await asyncio.gather(*jobs, *self.tasks, return_exceptions=True)
             left = await asyncio.to_thread(self.end_everything)
             if left:
                 print(f"could not end pids {sorted(left)}", flush=True)
+
+    def _job_ended(self, job: asyncio.Task[None]) -> None:
+        """An agent that no longer beats, hears or watches is none: it ends what it started while it still can."""
+        if not job.cancelled() and (error := job.exception()) is not None:
+            traceback.print_exception(error)
+        self.done.set()
 
     # ---- outwards
     async def _send_events(self, session: aiohttp.ClientSession) -> None:
@@ -180,7 +189,8 @@ class Agent:
                 async with session.get(url, params={"after": after, "instance": self.instance}) as response:
                     response.raise_for_status()
                     commands = (await response.json())["commands"]
-            except (aiohttp.ClientError, TimeoutError):
+            except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+                # Also an answer that is none of ours, such as a proxy's.
                 await asyncio.sleep(BEAT_SECONDS)
                 continue
             for command in commands:
@@ -223,8 +233,12 @@ class Agent:
         self.watched[name] = Watched(name, log, child)
 
     async def _stop_all(self, call: str) -> None:
-        left = await asyncio.to_thread(self.end_everything)
-        texts = [f"pid {pid} does not end, even on SIGKILL" for pid in left]
+        try:
+            left = await asyncio.to_thread(self.end_everything)
+            texts = [f"pid {pid} does not end, even on SIGKILL" for pid in left]
+        except Exception as error:  # noqa: BLE001 - the controller waits for an answer, whatever happened
+            traceback.print_exc()
+            texts = [f"ending everything failed: {type(error).__name__}: {error}"]
         self._tell({"kind": "answered", "call": call, "value": {"left": texts}})
         for _ in range(50):  # let the answer leave before we do
             if not self.events:
@@ -235,14 +249,17 @@ class Agent:
 
     # ---- the node
     async def _watch(self) -> None:
-        next_reap = next_shm = 0.0
+        next_reap = next_shm = graced = 0.0
         last = time.monotonic()
         while True:
             now = time.monotonic()
-            if now - last > STALL_SECONDS:
-                # This process stood still (a paused machine): before it judges the controller, it asks once more.
+            if now - last > STALL_SECONDS and not graced:
+                # This process stood still (a paused machine): before it judges the controller, it asks once more. Once
+                # a silence, else standing still again and again would put off the lease for ever.
                 self.last_contact = max(self.last_contact, now - LEASE_SECONDS + GRACE_SECONDS)
-            last = now
+                graced = self.last_contact
+            elif self.last_contact != graced:
+                graced = 0.0
             for watched in list(self.watched.values()):
                 code = watched.child.poll()
                 more = self._read_log(watched, whole=code is not None)
@@ -255,6 +272,7 @@ class Agent:
             if time.monotonic() > next_shm:
                 self.shm |= await asyncio.to_thread(self._shm_in_use)
                 next_shm = time.monotonic() + SHM_SECONDS
+            last = time.monotonic()  # only the sleep is measured: what stands above may take its time
             await asyncio.sleep(WATCH_SECONDS)
 
     def _shm_in_use(self) -> set[Path]:
@@ -335,13 +353,21 @@ def main() -> None:
     config = replace(config, log_dir=str(Path(config.log_dir).expanduser()))
     Path(config.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     Path(config.log_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
-    _detach()
-    null = os.open(os.devnull, os.O_RDONLY)
+    # While whoever starts us still listens: a log that cannot be written must be told.
     log = os.open(Path(config.log_dir) / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    _detach()
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    asyncio.run(Agent(config).run())
+    asyncio.run(life(Agent(config)))
+
+
+async def life(agent: Agent) -> None:
+    """From start to end of this process. No thread is waited for: a digest of a large checkpoint goes on for minutes."""
+    await agent.run()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

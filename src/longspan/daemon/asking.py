@@ -6,7 +6,8 @@ from typing import Any
 
 from longspan.errors import LongspanError
 from longspan.launch import prover
-from longspan.launch.steps import Ask, Steps
+from longspan.launch.actions import Ask
+from longspan.launch.steps import Steps
 from longspan.launch.verdict import Evidence
 
 
@@ -20,7 +21,8 @@ async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> A
     if question.what == "first_token":
         return await first_token(gateway)
     # About one replica, and with prompt_logprobs, which the gateway need not let clients ask for: the engine itself.
-    engine = prover.Endpoint(machine.engine_url, machine.spec.served_name, engine_key)
+    assert machine.group is not None  # only a group asks for it
+    engine = prover.Endpoint(machine.group.engine_url, machine.spec.served_name, engine_key)
     return await evidence(gateway, engine)
 
 

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,19 @@ from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
 from longspan.deployment import DeploymentSpec
 from longspan.doctor import launches
-from longspan.launch import steps
-from longspan.launch.steps import (
-    Action,
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
+from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
     Answered,
-    Ask,
     DownAsked,
     Event,
+    Lines,
     StartFailed,
+    Tick,
 )
+from longspan.launch.run_dir import Paths
+from longspan.launch.steps import Steps
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -56,6 +59,23 @@ class AgentLink:
     wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
+def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: float) -> list[AgentSilent]:
+    """The agents that have not beaten for a while.
+
+    Args:
+        stalled_seconds: how long we ourselves stood still (a paused machine, no CPU for us; seen: 52 s on a machine with
+            a load of 20). That silence is ours, since the beats wait in our socket: it is not held against the agents.
+    """
+    if stalled_seconds > CLOCK_SECONDS:
+        for link in links.values():
+            link.last_beat = min(now, link.last_beat + stalled_seconds)  # a beat may have come since
+    return [
+        AgentSilent(name, now - link.last_beat)
+        for name, link in links.items()
+        if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS
+    ]
+
+
 class Controller:
     """One deployment's loop. All decisions are the state machine's."""
 
@@ -69,9 +89,9 @@ class Controller:
         self.engine_key = secrets.token_urlsafe(32)
         self.api_key = places.api_key.read_text().strip()
         run_dir = f"/tmp/longspan-{self.mark}"
-        paths = steps.Paths(run_dir, str(places.gateway_config))
+        paths = Paths(run_dir, str(places.gateway_config))
         self.paths = paths
-        self.machine = steps.Steps(
+        self.machine = Steps(
             spec=spec,
             paths=paths,
             mark=self.mark,
@@ -102,19 +122,27 @@ class Controller:
                 "launch", f"Longspan failed over {type(event).__name__}: {type(error).__name__}: {error}",
                 "This is an error in Longspan; the traceback stands in controller.log.",
             )  # fmt: skip
-        if self.machine.history and self.machine.history[-1][1] is event:
-            document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
-            self.history.write(json.dumps(document, default=str) + "\n")
-        self.perform(actions)
-        if self.machine.phase != before:
-            self.history.flush()
-            if self.machine.phase == "serving":
-                self._remember_good()
+        self.perform(actions)  # before anything that a full disk can keep us from
+        logs = (
+            isinstance(event, Lines) and before == "serving"
+        )  # they stay on their nodes: this file would never end
+        if self.machine.history and self.machine.history[-1][1] is event and not logs:
+            self._record(event, flush=self.machine.phase != before)
+        if self.machine.phase != before and self.machine.phase == "serving":
+            self._remember_good()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
             self.version += 1
             self.changed.notify_all()
+
+    def _record(self, event: Event, *, flush: bool) -> None:
+        """One line of the history; a full disk must not end what serves."""
+        document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
+        with contextlib.suppress(OSError):
+            self.history.write(json.dumps(document, default=str) + "\n")
+            if flush:
+                self.history.flush()
 
     def _remember_good(self) -> None:
         """Keeps what this launch was made of for the doctor; a full disk must not end what serves."""
@@ -126,16 +154,18 @@ class Controller:
         """Carries out what the state machine decided."""
         for action in actions:
             match action:
-                case steps.StartAgents():
+                case StartAgents():
                     for name in self.machine.agents:
                         self._spawn(self._start_agent(name))
-                case steps.Start(node, _) | steps.Call(_, node, _, _) | steps.StopAll(node):
+                case Start(node, _) | Call(_, node, _, _) | StopAll(node):
                     link = self.links[node]
                     link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
                     link.wake.set()
                 case Ask():
                     self._spawn(self._ask(action))
-                case steps.SetGateway(state, reason):
+                case Sweep(node):
+                    self._spawn(self._sweep(node))
+                case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
                         write_private(self.places.gateway_config, self._gateway_toml(state, reason))
@@ -153,7 +183,7 @@ class Controller:
             listen=self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
             model=self.spec.served_name,
-            url=self.machine.engine_url,
+            url=self.machine.group.engine_url if self.machine.group else "",
             upstream_key_file=str(self.places.engine_key),
             state=state,
             reason=reason,
@@ -177,6 +207,15 @@ class Controller:
         except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
             await self.feed(StartFailed(name, str(error)))
 
+    async def _sweep(self, name: str) -> None:
+        node = next((node for node in self.spec.nodes if node.name == name), None)
+        try:
+            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec.ray_address)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
+            await self.feed(Answered(f"swept:{name}", error=f"{type(error).__name__}: {error}"))
+            return
+        await self.feed(Answered(f"swept:{name}", value))
+
     async def _ask(self, ask: Ask) -> None:
         try:
             value = await asking.ask(ask, self.machine, self.api_key, self.engine_key)
@@ -190,17 +229,10 @@ class Controller:
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             now = time.monotonic()
-            # When we ourselves stood still (a paused machine, no CPU for us), the agents' silence is ours: their beats
-            # wait in our socket. Seen: 52 s on a machine with a load of 20.
-            stalled = now - last - CLOCK_SECONDS
+            for event in silences(self.links, now=now, stalled_seconds=now - last - CLOCK_SECONDS):
+                await self.feed(event)
             last = now
-            if stalled > CLOCK_SECONDS:
-                for link in self.links.values():
-                    link.last_beat += stalled
-            for name, link in self.links.items():
-                if link.instance and now - link.last_beat > SILENT_AFTER_SECONDS:
-                    await self.feed(AgentSilent(name, now - link.last_beat))
-            await self.feed(steps.Tick())
+            await self.feed(Tick())
 
     # ---- HTTP
     def _authorised(self, request: web.Request, key: str) -> None:
@@ -313,7 +345,8 @@ class Controller:
         self.places.engine_key.unlink(missing_ok=True)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
-        self.history.close()
+        with contextlib.suppress(OSError):
+            self.history.close()
 
 
 def _number(request: web.Request, default: str) -> int:

@@ -7,7 +7,8 @@ Agent <- controller  GET  /v1/agents/NAME/commands?after=SEQ   long-poll; {"comm
 
 from typing import Any
 
-from longspan.launch.steps import Answered, Call, Event, Exited, Lines, Start, StopAll
+from longspan.launch.actions import Call, Start, StopAll
+from longspan.launch.events import Answered, Event, Exited, Lines
 from longspan.launch.words import EVENT_MARK
 
 BEAT_SECONDS = 1.0

@@ -3,6 +3,7 @@
 from typing import Any
 
 from longspan.launch import steps, verdict
+from longspan.launch.proof import Proof
 
 
 def _phases(machine: steps.Steps, now: float) -> list[dict[str, Any]]:
@@ -32,40 +33,43 @@ def _phases(machine: steps.Steps, now: float) -> list[dict[str, Any]]:
 
 
 def _detail(machine: steps.Steps, phase: str) -> str:
-    spec = machine.spec
+    spec, group = machine.spec, machine.group
+    if phase == "agents":
+        return f"{len(machine.joined)} of {len(machine.agents)} agents"
+    if group is None:
+        return ""
     match phase:
-        case "agents":
-            return f"{len(machine.joined)} of {len(machine.agents)} agents"
         case "ray":
-            return machine.gpus_seen
+            return group.gpus_seen
         case "reservation":
-            return f"{len(machine.bundles)} of {spec.world_size} GPUs reserved" if machine.bundles else ""
+            return f"{len(group.bundles)} of {spec.world_size} GPUs reserved" if group.bundles else ""
         case "engine":
-            ranks = f"{len(machine.ranks)} of {spec.world_size} ranks joined"
-            return ranks if machine.engine_phase == "starting" else f"{machine.engine_phase}, {ranks}"
+            ranks = f"{len(group.ranks)} of {spec.world_size} ranks joined"
+            return ranks if group.engine_phase == "starting" else f"{group.engine_phase}, {ranks}"
         case "gateway":
             return machine.gateway_address
         case "first token":
-            return str(machine.first_token.get("detail", ""))
+            return str(group.first_token.get("detail", ""))
         case "verified":
-            return verdict.summary(machine.proof) if machine.proof else "asking one rank for its reference"
+            return verdict.summary(group.proof) if group.proof else "asking one rank for its reference"
         case _:
             return ""
 
 
 def _ranks(machine: steps.Steps) -> list[dict[str, Any]]:
-    spec = machine.spec
+    spec, group = machine.spec, machine.group
     rows = []
     for rank, node in enumerate(spec.rank_nodes()):
-        seen = machine.ranks.get(rank)
-        devices = machine.rank_devices.get(node.name, {}).get(str(seen.pid), []) if seen else []
-        reserved = machine.gpu_ids[rank] if rank < len(machine.gpu_ids) else []
+        seen = group.ranks.get(rank) if group else None
+        devices = group.rank_devices.get(node.name, {}).get(str(seen.pid), []) if group and seen else []
+        reserved = group.gpu_ids[rank] if group and rank < len(group.gpu_ids) else []
+        bundles = group.bundles if group else []
         rows.append(
             {
                 "rank": rank, "tp_rank": rank % spec.tp, "pp_rank": rank // spec.tp,
                 "planned_node": node.name, "planned_address": node.address,
-                "bundle": rank if machine.bundles else None,
-                "bundle_address": machine.bundles[rank] if machine.bundles else None,
+                "bundle": rank if bundles else None,
+                "bundle_address": bundles[rank] if bundles else None,
                 # Read back from the rank's own log line; null until it said so.
                 "address": seen.address if seen else None,
                 "pid": seen.pid if seen else None,
@@ -76,13 +80,17 @@ def _ranks(machine: steps.Steps) -> list[dict[str, Any]]:
     return rows
 
 
+def _proof(found: Proof | None) -> dict[str, Any] | None:
+    return {"summary": verdict.summary(found), **found.to_json()} if found else None
+
+
 def document(
     machine: steps.Steps, *, state_dir: str, api_key_file: str, logs: str, now: float
 ) -> dict[str, Any]:
     """What `longspan status --json` prints; no secret in it."""
-    spec = machine.spec
+    spec, group = machine.spec, machine.group
     begun = machine.started["agents"]
-    first = machine.ended.get("first token") if machine.first_token else None
+    first = machine.ended.get("first token") if group and group.first_token else None
     return {
         "name": spec.name,
         "phase": machine.phase,
@@ -93,7 +101,7 @@ def document(
         "endpoint": f"http://{machine.gateway_address}/v1" if machine.gateway_address else None,
         "api_key_file": api_key_file,
         "ray": {"address": machine.ray_address, "joined": bool(spec.ray_address)},
-        "placement_group": machine.placement_group or None,
+        "placement_group": group.placement_group or None if group else None,
         "nodes": [
             {
                 "name": node.name, "address": node.address, "gpus": node.gpus,
@@ -104,10 +112,10 @@ def document(
         ],
         "ranks": _ranks(machine),
         "phases": _phases(machine, now),
-        "engine_phases": {k: round(v - begun, 3) for k, v in machine.engine_times.items()},
+        "engine_phases": {k: round(v - begun, 3) for k, v in (group.engine_times if group else {}).items()},
         "first_token_seconds": round(first - begun, 3) if first else None,
-        "first_token": machine.first_token or None,
-        "proof": {"summary": verdict.summary(machine.proof), **machine.proof.to_json()} if machine.proof else None,
+        "first_token": group.first_token or None if group else None,
+        "proof": _proof(group.proof if group else None),
         "findings": [finding.to_json() for finding in machine.findings],
         "failure": machine.failure.to_json() if machine.failure else None,
         "state_dir": state_dir,

@@ -16,6 +16,9 @@ _ASSIGNED = re.compile(r"rank (\d+) in world size (\d+) is assigned as")
 _RAY_PREFIX = re.compile(r"\((\w+) pid=(\d+)(?:, ip=([0-9a-fA-F.:]+))?\)")
 # The mp executor's prefix "(Worker_PP1 pid=123)" or "(Worker pid=123)".
 _WORKER_PREFIX = re.compile(r"\((?:Worker|RayWorkerProc)\w* pid=(\d+)")
+_WHEN = re.compile(
+    r"^(?:\([^)]*\) ?)*(?:\[?[A-Z]+ )?(?:\[?\d{2,4}[-/]\d\d(?:[-/]\d\d)?[ T]\d\d:\d\d:\d\d[.,\d]*\]? )?(?:\[[\w./-]+:\d+\] )?"
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 _PHASES: tuple[tuple[EnginePhase, re.Pattern[str]], ...] = (
@@ -41,6 +44,11 @@ class RankSeen:
 def strip_colour(line: str) -> str:
     """The line without terminal colours."""
     return _ANSI.sub("", line)
+
+
+def said(line: str) -> str:
+    """What a line says, without who says it and when: Ray's prefix, vLLM's level, date, time and place in the code."""
+    return _WHEN.sub("", strip_colour(line)).strip()
 
 
 def rank_seen(line: str) -> RankSeen | None:

@@ -1,7 +1,7 @@
-"""Speaks to a Ray cluster that somebody else started: who is in it, and one task per node that starts our agent.
+"""Speaks to a Ray cluster that somebody else started: who is in it, and one task per node that starts or sweeps.
 
-A program of its own, because it imports Ray: `ray_join probe ADDRESS` prints the nodes as JSON; `ray_join
-start-agent ADDRESS` reads {"address", "python", "config"} and starts the agent on that node. Both must run on a
+A program of its own, because it imports Ray: `ray_join probe ADDRESS` prints the nodes as JSON; `ray_join run ADDRESS`
+reads {"address", "argv", "env", "stdin"} and runs that on that node, such as our agent's program. Both must run on a
 machine of the cluster, as every Ray driver must.
 """
 
@@ -34,16 +34,16 @@ def nodes() -> list[dict[str, Any]]:
     ]
 
 
-def start_agent(python: str, config: str) -> str:
+def run(argv: list[str], more_env: dict[str, str], stdin: str) -> str:
     """Runs on the node: the agent's program goes into the background by itself and must not inherit Ray's job."""
     import os
 
     env = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_JOB", "RAY_RAYLET"))}
     done = subprocess.run(
-        [python, "-m", "longspan.daemon.agent"],
-        input=config.encode(),
+        argv,
+        input=stdin.encode(),
         capture_output=True,
-        env=env,
+        env={**env, **more_env},
         check=False,
         timeout=60,
     )
@@ -55,7 +55,7 @@ def start_agent(python: str, config: str) -> str:
 def main(arguments: list[str]) -> None:
     """See the module's text."""
     verb, address = arguments
-    wanted = json.load(sys.stdin) if verb == "start-agent" else {}
+    wanted = json.load(sys.stdin) if verb == "run" else {}
     connect(address)
     found = nodes()
     if verb == "probe":
@@ -64,9 +64,9 @@ def main(arguments: list[str]) -> None:
     node = next(node for node in found if node["address"] == wanted["address"])
     strategy = NodeAffinitySchedulingStrategy(node_id=node["id"], soft=False)
     task = (
-        ray.remote(num_cpus=0)(start_agent)
+        ray.remote(num_cpus=0)(run)
         .options(scheduling_strategy=strategy)
-        .remote(wanted["python"], wanted["config"])
+        .remote(wanted["argv"], wanted["env"], wanted["stdin"])
     )
     print(ray.get(task, timeout=80))
 

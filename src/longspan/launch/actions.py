@@ -1,0 +1,63 @@
+"""What is to be done for a deployment: the actions that its state machine (`launch.steps`) gives out."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from longspan.launch.commands import Process
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgents:
+    """Start the agents of all nodes and the front agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Let a node's agent start a process."""
+
+    node: str
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Let a node's agent run one of its functions; the answer comes as `Answered`."""
+
+    call: str
+    node: str
+    what: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Let the controller ask the endpoint itself; the answer comes as `Answered`."""
+
+    call: str
+    what: Literal["first_token", "evidence"]
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SetGateway:
+    """Write the gateway's configuration: the replica's state and why."""
+
+    state: Literal["ready", "draining", "out"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAll:
+    """Let a node's agent end everything it started, then itself. Answered as `stopped:<node>`."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """End what a node's agent left that does not answer any more. Answered as `swept:<node>`."""
+
+    node: str
+
+
+Action = StartAgents | Start | Call | Ask | SetGateway | StopAll | Sweep

@@ -1,0 +1,67 @@
+"""What happens to a deployment: the events that its state machine (`launch.steps`) takes in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class AgentJoined:
+    """An agent answers for the first time."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSilent:
+    """No beat from an agent for `seconds`."""
+
+    node: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """An agent could not be started."""
+
+    node: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a `Call` or an `Ask`; `error` is empty on success."""
+
+    call: str
+    value: Any = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A process of an agent's ended."""
+
+    node: str
+    process: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """New lines in the log of an agent's process."""
+
+    node: str
+    process: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DownAsked:
+    """The operator wants it gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = AgentJoined | AgentSilent | StartFailed | Answered | Exited | Lines | DownAsked | Tick

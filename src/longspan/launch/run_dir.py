@@ -1,0 +1,47 @@
+"""The files and ports of one start of a deployment; the files lie in a short-lived directory, the same on every node."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where things lie; the same on every node.
+
+    Attributes:
+        run_dir: short-lived files of this start (Ray's temporary directory, tokens); removed by `down`.
+        gateway_config: on the controller's machine.
+    """
+
+    run_dir: str
+    gateway_config: str
+
+    @property
+    def ray_token(self) -> str:
+        """Ray's cluster token, mode 0600."""
+        return f"{self.run_dir}/ray-token"
+
+    @property
+    def engine_key(self) -> str:
+        """The key that the engine asks of the gateway, mode 0600."""
+        return f"{self.run_dir}/engine-key"
+
+    @property
+    def vllm_config(self) -> str:
+        """The directory with ray_non_carry_over_env_vars.json."""
+        return f"{self.run_dir}/vllm"
+
+    @property
+    def ray_temp(self) -> str:
+        """Below it one directory a node. Short, because Ray puts sockets there, whose paths have 107 characters at most."""
+        return f"{self.run_dir}/ray"
+
+
+class Ports(NamedTuple):
+    """Free ports of one node, all different: a rendezvous on Ray's own port ends the engine (EADDRINUSE)."""
+
+    ray: int
+    engine: int
+    ray_client: int
+    ray_agent: int
+    rendezvous: int
