@@ -187,6 +187,7 @@ class Controller:
             upstream_key_file=str(self.places.engine_key),
             state=state,
             reason=reason,
+            max_running=gateway_config.max_running(self.spec.vllm_arguments),
         )
 
     async def _start_agent(self, name: str) -> None:

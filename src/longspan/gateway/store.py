@@ -4,10 +4,12 @@ The event loop only puts into a queue; rows are written in batches ten times a s
 nobody. Readers (`gateway why`, exports) open the file themselves: WAL lets them.
 """
 
+import contextlib
 import json
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ from longspan.gateway.config import KeyRule
 from longspan.gateway.ledger import Entry, Row, Sum, Try
 
 BATCH_SECONDS = 0.1
+# Older rows are deleted, so that the file does not grow for ever; once an hour, a slice at a time.
 KEEP_DAYS = 90
+FORGET_SECONDS = 3600.0
+FORGET_ROWS = 20_000
 SCHEMA = """
 create table if not exists requests (
   request_id text, key text, model text, target text, outside integer, outcome text, status integer, stream integer,
@@ -87,6 +92,7 @@ class Store:
 
     def _write(self) -> None:
         db = _open(self.path)
+        forget_at = 0.0
         while True:
             item = self._queue.get()
             batch = [item] if item is not None else []
@@ -99,6 +105,9 @@ class Store:
                 _run(db, batch)
             except sqlite3.Error:
                 self.lost += len(batch)  # a full disk must not stop the answers; /metrics shows the loss
+            if (now := time.time()) > forget_at:
+                forget_at = now + FORGET_SECONDS
+                _forget(db, now)
             if self._stop.is_set() and self._queue.empty():
                 db.close()
                 return
@@ -111,6 +120,14 @@ def _run(db: sqlite3.Connection, batch: list[tuple[str, tuple[Any, ...]]]) -> No
         for sql, values in batch:
             if sql is not INSERT:
                 db.execute(sql, values)
+
+
+def _forget(db: sqlite3.Connection, now: float) -> None:
+    with contextlib.suppress(sqlite3.Error), db:
+        db.execute(
+            "delete from requests where rowid in (select rowid from requests where started < ? limit ?)",
+            (now - KEEP_DAYS * 86400, FORGET_ROWS),
+        )
 
 
 def _columns(row: Row) -> tuple[Any, ...]:
