@@ -3,7 +3,7 @@
 import pytest
 
 from longspan.daemon.gateway_config import max_running, render
-from longspan.gateway.config import parse_config
+from longspan.gateway.configfile import parse_config
 
 
 @pytest.mark.parametrize(

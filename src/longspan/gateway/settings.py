@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from longspan.errors import GatewayConfigError, LongspanError
-from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica, parse_config
+from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica
+from longspan.gateway.configfile import parse_config
 from longspan.gateway.log import Log
 from longspan.gateway.server import upstreams
 

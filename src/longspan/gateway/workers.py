@@ -17,7 +17,8 @@ from typing import Any
 import uvloop
 
 from longspan.gateway.brain import Brain
-from longspan.gateway.config import GatewayConfig, KeyRule, parse_config
+from longspan.gateway.config import GatewayConfig, KeyRule
+from longspan.gateway.configfile import parse_config
 from longspan.gateway.ledger import Entry
 from longspan.gateway.listener import open_listener
 from longspan.gateway.log import Log
