@@ -4,21 +4,18 @@ Thin on purpose: where a request goes is decided by the dispatcher, what an even
 here awaits: everything is a callback of a connection or of the sweep.
 """
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from longspan.gateway import trace
 from longspan.gateway.continuation import CAUSES, Delivered, declaration, possible, rest_of
 from longspan.gateway.dialect import RESPONSES, error_body, error_event
 from longspan.gateway.front import Meaning
 from longspan.gateway.heads import Head
-from longspan.gateway.outside import allowed_body, price_usd
-from longspan.gateway.request import Body, rewrite
+from longspan.gateway.request import Body
 from longspan.gateway.sse import StreamScanner, Usage, usage_in_json
 from longspan.gateway.ticket import Action, Ask, GiveUp, Reject, Send
 from longspan.gateway.upstream import Upstream
-from longspan.gateway.wire import BODILESS, NOT_TO_CLIENT, Header, find
+from longspan.gateway.wire import NOT_TO_CLIENT, Header, find
 
 if TYPE_CHECKING:
     from longspan.gateway.downstream import Downstream
@@ -123,36 +120,19 @@ class Exchange:
             connection.abort()
             return
         self._connection = connection
-        lead = self._gateway.lead(self)
-        raw = self._raw_body()
-        if not self.outside:
-            lead += b"\r\nx-request-id: " + self.request_id.encode()
-            begun = trace.parse(self.trace)
-            if begun is not None:
-                lead += b"\r\ntraceparent: " + trace.header(begun)
-        if raw or self.head.method not in BODILESS:
-            lead += b"\r\ncontent-length: %d" % len(raw)
-        connection.send(self, lead + b"\r\n\r\n" + raw)
-
-    def _raw_body(self) -> bytes:
-        if not self.body.raw:
-            return b""
-        name = self._gateway.upstream_model(self.target, self.ask.model)
-        if self._rest is not None:
-            raw = json.dumps(self._rest).encode()
-            body = Body(raw, self._rest, self.body.model, True, self.body.shows_usage)
-            return rewrite(body, self.dialect, name)
-        if self.outside and self.body.fields is not None:
-            provider = self._gateway.providers[self.target]
-            fields = allowed_body(provider, self.body.fields)
-            if len(fields) != len(self.body.fields):
-                raw = json.dumps(fields).encode()
-                return rewrite(
-                    Body(raw, fields, self.body.model, self.body.stream, self.body.shows_usage),
-                    self.dialect,
-                    name,
-                )
-        return rewrite(self.body, self.dialect, name)
+        pool, outgoing = self._gateway.pools[self.target], self._gateway.outgoing
+        raw = outgoing.body(self.target, self.body, self.dialect, self.ask.model, self._rest)
+        head = outgoing.head(
+            self.target,
+            pool.host_header,
+            pool.base_path,
+            self.head,
+            self.meaning,
+            self.request_id,
+            self.trace,
+            len(raw),
+        )
+        connection.send(self, head + raw)
 
     def upstream_failed(self, cause: str) -> None:
         """No connection."""
@@ -444,14 +424,7 @@ class Exchange:
         if self.outside:
             if self.reason:
                 headers.append((b"x-overflow-reason", self.reason.encode("ascii", "replace")))
-            cost = self._gateway.cost_text(self.target, self.ask, self._usage)
+            cost = self._gateway.outgoing.cost_text(self.target, self.ask, self._usage)
             if cost:
                 headers.append((b"x-overflow-cost", cost))
         return headers
-
-    def price(self, usage: Usage) -> float:
-        """What the request cost at its provider; 0 at a replica of our own."""
-        if not self.outside:
-            return 0.0
-        provider = self._gateway.providers.get(self.target)
-        return price_usd(provider, usage.get("prompt", 0), usage.get("completion", 0)) if provider else 0.0

@@ -16,12 +16,11 @@ from longspan.gateway.downstream import Downstream, Handler
 from longspan.gateway.heads import Head, HeadBook
 from longspan.gateway.ledger import Entry
 from longspan.gateway.log import Log
-from longspan.gateway.outside import ALLOWED_HEADERS, ASSUMED_COMPLETION_TOKENS, price_usd
+from longspan.gateway.outgoing import Outgoing
 from longspan.gateway.proxy import JSON_HEADER, Exchange
 from longspan.gateway.sse import Usage
 from longspan.gateway.ticket import Action, Ask
 from longspan.gateway.upstream import Pool
-from longspan.gateway.wire import NOT_TO_ENGINE, Header, connection_tokens, find, request_lead
 
 SWEEP_SECONDS = 0.1
 # A client connection without a request, or that is slow to send one, is closed after this long.
@@ -72,15 +71,13 @@ class Gateway:
         self.exchanges: dict[int, Exchange] = {}
         self.clients: set[Downstream] = set()
         self.pools: dict[str, Pool] = {}
-        self.providers: dict[str, Provider] = {}
         self.moved: dict[str, float] = {}
         self.draining = False
         self._book = HeadBook()
         self._next_id = worker << ID_BITS
         self._id_prefix = os.urandom(5).hex()
-        self._secrets: Mapping[str, bytes] = {}
         self._hashes: dict[str, KeyRule] = {}
-        self._upstream_models: dict[str, str] = {}
+        self.outgoing = Outgoing(config, {}, keyed=True)
 
     def configure(
         self, config: GatewayConfig, secrets: Mapping[str, bytes], tls: ssl.SSLContext | None
@@ -95,11 +92,9 @@ class Gateway:
             if old is not None:
                 old.close()
             self.pools[upstream.name] = pool
-        self._secrets = secrets
         self.config = config
-        self.providers = {provider.name: provider for provider in config.providers}
-        self._upstream_models = {r.name: r.upstream_model or r.model for r in config.replicas}
         self._hashes = {key.sha256: key for key in config.keys}
+        self.outgoing = Outgoing(config, secrets, keyed=bool(self._hashes))
 
     # ---- requests
 
@@ -167,57 +162,6 @@ class Gateway:
         body = b'{"ready":true}' if ready else b'{"ready":false}'
         return front.Answer(200 if ready else 503, body, (JSON_HEADER,))
 
-    def lead(self, exchange: Exchange) -> bytes:
-        """The head of an attempt without its last lines, which differ by request."""
-        lead = exchange.meaning.leads.get(exchange.target)
-        if lead is None:
-            pool, head = self.pools[exchange.target], exchange.head
-            method = b"GET" if head.method == b"HEAD" else head.method
-            headers = self._upstream_headers(exchange)
-            if exchange.trace:
-                headers = [
-                    item for item in headers if item[0] != trace.HEADER
-                ]  # ours comes with each request
-            lead = request_lead(method, pool.base_path + head.target, pool.host_header, headers)
-            exchange.meaning.leads[exchange.target] = lead
-        return lead
-
-    def _upstream_headers(self, exchange: Exchange) -> list[Header]:
-        """An outside provider gets a short list and never the client's key."""
-        given = exchange.head.headers
-        if exchange.outside:
-            headers = [item for item in given if item[0] in ALLOWED_HEADERS]
-        else:
-            dropped = connection_tokens(given)
-            headers = [item for item in given if item[0] not in NOT_TO_ENGINE and item[0] not in dropped]
-        headers.append((b"accept-encoding", b"identity"))
-        secret = self._secrets.get(exchange.target)
-        if secret is not None:
-            headers.append((b"authorization", b"Bearer " + secret))
-            if exchange.outside and exchange.dialect.name == "messages":
-                headers.append((b"x-api-key", secret))
-        elif not exchange.outside and not self._hashes:
-            given_key = find(given, b"authorization")  # no keys here: the engine may ask for its own
-            if given_key is not None:
-                headers.append((b"authorization", given_key))
-        return headers
-
-    def upstream_model(self, upstream: str, model: str) -> str | None:
-        """The model's name at an upstream."""
-        provider = self.providers.get(upstream)
-        return provider.models.get(model) if provider is not None else self._upstream_models.get(upstream)
-
-    def cost_text(self, name: str, ask: Ask, usage: Usage | None) -> bytes:
-        """`x-overflow-cost`: the price once usage is known, else the most that was set aside; nothing if free."""
-        provider = self.providers.get(name)
-        if provider is None:
-            return b""
-        if usage is not None:
-            usd = price_usd(provider, usage.get("prompt", 0), usage.get("completion", 0))
-            return b"%.6f USD" % usd if usd else b""
-        usd = price_usd(provider, ask.prompt_tokens, ask.max_tokens or ASSUMED_COMPLETION_TOKENS)
-        return b"about %.6f USD" % usd if usd else b""
-
     def over(self, exchange: Exchange, outcome: str, status: int, usage: Usage) -> None:
         """A request ended, in whatever way: tells the brain once, with what is to be accounted."""
         ask = exchange.ask
@@ -229,7 +173,7 @@ class Gateway:
             exchange.request_id, ask.key, ask.model, exchange.target, exchange.outside, outcome, status, ask.stream,
             time.time() - seconds, seconds, exchange.first_at - started if exchange.first_at and ask.stream else None,
             usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0),
-            exchange.price(usage) if exchange.outside else 0.0, exchange.reason, exchange.trace,
+            self.outgoing.price(exchange.target, usage) if exchange.outside else 0.0, exchange.reason, exchange.trace,
         )  # fmt: skip
         self.link.over(ask.id, entry)
 
