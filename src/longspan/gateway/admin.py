@@ -146,6 +146,7 @@ class AdminApi:
         secret = KEY_PREFIX + secrets.token_urlsafe(32)
         values = {name: value for name, value in fields.items() if name in KEY_FIELDS and value is not None}
         values["models"] = tuple(values.get("models", ()))
+        values.update({name: int(value) for name, value in values.items() if type(value) is float})
         rule = KeyRule(sha256=hashlib.sha256(secret.encode()).hexdigest(), **values)
         brain.add_key(rule)
         self._app.apply_again()
