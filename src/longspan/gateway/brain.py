@@ -88,8 +88,10 @@ class Brain:
 
     def perform(self, actions: list[Action]) -> None:
         """Carries out actions; those that arise meanwhile wait their turn, so that nothing nests."""
+        if not actions:
+            return
         self._actions.extend(actions)
-        if self._busy or not self._actions:
+        if self._busy:
             return
         self._busy = True
         try:

@@ -185,6 +185,10 @@ class Placement:
 
     def grant(self, now: float, model: str | None = None) -> list[Action]:
         """Gives free places to those who wait, in their order."""
+        if model is not None and self.config.queue.max_concurrent is None:
+            room = self.fleet.rooms.get(model)
+            if room is None or not room.size:
+                return []
         actions: list[Action] = []
         for name in (model,) if model is not None else tuple(self.fleet.rooms):
             room = self.fleet.rooms.get(name)

@@ -97,7 +97,8 @@ class Exchange:
             self._give_up()
 
     def _attempt(self, fresh: bool = False) -> None:
-        self._renew()
+        if self.attempt_at:
+            self._renew()
         self.attempt_at = self._gateway.now()
         self.next_slow = self.attempt_at + self._gateway.config.timeouts.ttft_seconds
         self._cancel = self._gateway.pools[self.target].acquire(self, fresh)

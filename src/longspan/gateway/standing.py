@@ -197,6 +197,7 @@ class Standing:
                 break
         if not served or not ticket.attempts:
             return
+        self.moved_at = max(self.moved_at, now)
         attempt = ticket.attempts[-1]
         began = attempt.first or attempt.began or attempt.sent
         self.service_seconds = _blend(self.service_seconds, max(0.001, now - began))
