@@ -36,8 +36,9 @@ class Exchange:
 
     __slots__ = (
         "_buffer", "_buffered", "_cancel", "_carried", "_client", "_closed", "_connection", "_cut", "_delivered",
-        "_failure", "_gateway", "_head", "_relaying", "_rest", "_resuming", "_scanner", "_status", "_usage", "ask", "attempt_at", "body", "dialect", "first_at", "head",
-        "idle_at", "meaning", "next_slow", "outside", "reason", "request_id", "resent", "started", "target", "trace",
+        "_failure", "_gateway", "_head", "_relaying", "_rest", "_resuming", "_scanner", "_status", "_usage", "ask",
+        "attempt_at", "body", "dialect", "first_at", "head", "idle_at", "meaning", "next_slow", "outside", "reason",
+        "request_id", "resent", "started", "target", "trace",
     )  # fmt: skip
 
     def __init__(

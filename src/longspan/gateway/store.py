@@ -1,6 +1,6 @@
 """SQLite behind one writer thread: the ledger, keys made through the admin API, and the audit log.
 
-The event loop only puts into a queue; rows are written in batches ten times a second, so that a slow disk delays
+The event loop only puts into a queue; rows are written in batches four times a second, so that a slow disk delays
 nobody. Readers (`gateway why`, exports) open the file themselves: WAL lets them.
 """
 
@@ -18,7 +18,7 @@ from longspan.errors import GatewayError
 from longspan.gateway.config import KeyRule
 from longspan.gateway.ledger import Entry, Row, Sum, Try
 
-BATCH_SECONDS = 0.1
+BATCH_SECONDS = 0.25
 # Older rows are deleted, so that the file does not grow for ever; once an hour, a slice at a time.
 KEEP_DAYS = 90
 FORGET_SECONDS = 3600.0
