@@ -92,8 +92,12 @@ def test_an_older_ledger_gains_its_columns_and_loses_old_rows(tmp_path: Path) ->
 
 
 def test_usage_sums(tmp_path: Path) -> None:
-    """By key, with failures apart."""
-    groups = json.loads(run("usage", "--config", str(a_ledger(tmp_path)), "--json"))["groups"]
+    """By key, with failures apart; the share that went outside, and its price."""
+    path = str(a_ledger(tmp_path))
+    assert "33.3% of 3 requests went outside for 0.0200 USD" in run("usage", "--config", path)
+    found = json.loads(run("usage", "--config", path, "--json"))
+    assert found["balance"] == {"requests": 3, "outside": 1, "outside_usd": 0.02, "avoided_usd": 0.0}
+    groups = found["groups"]
     assert [(g["group"], g["requests"], g["failures"], g["completion_tokens"]) for g in groups] == [
         ("alice", 2, 0, 200), ("bob", 1, 1, 100),
     ]  # fmt: skip

@@ -86,9 +86,13 @@ def usage(config: Path, by: str, days: float, as_json: bool) -> None:
     from longspan.gateway import store
 
     now = time.time()
-    found = store.sums(_ledger(config)[1], by, now - days * DAY_SECONDS, now + 1)
+    path = _ledger(config)[1]
+    found = store.sums(path, by, now - days * DAY_SECONDS, now + 1)
+    whole = store.balance(path, now - days * DAY_SECONDS, now + 1)
     if as_json:
-        _print({"by": by, "days": days, "groups": [asdict(group) for group in found]})
+        _print(
+            {"by": by, "days": days, "groups": [asdict(group) for group in found], "balance": asdict(whole)}
+        )
         return
     click.echo(
         f"{by:<24} {'requests':>9} {'failed':>7} {'prompt tok':>12} {'answer tok':>12} {'USD outside':>12} "
@@ -99,6 +103,11 @@ def usage(config: Path, by: str, days: float, as_json: bool) -> None:
             f"{group.group or '(none)':<24} {group.requests:>9} {group.failures:>7} {group.prompt_tokens:>12} "
             f"{group.completion_tokens:>12} {group.usd:>12.4f} {group.avoided_usd:>12.4f}"
         )
+    share = whole.outside / whole.requests if whole.requests else 0.0
+    click.echo(
+        f"{share:.1%} of {whole.requests} requests went outside for {whole.outside_usd:.4f} USD; the others would have "
+        f"cost {whole.avoided_usd:.4f} USD there."
+    )
 
 
 @command.command()

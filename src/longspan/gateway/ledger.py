@@ -76,6 +76,16 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class Balance:
+    """Where requests went and what that cost; avoided_usd as in a row, before the price of our own replicas."""
+
+    requests: int
+    outside: int
+    outside_usd: float
+    avoided_usd: float
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """What another threshold would have meant on the same requests.
 

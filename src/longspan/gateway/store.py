@@ -16,7 +16,7 @@ from typing import Any
 
 from longspan.errors import GatewayError
 from longspan.gateway.config import KeyRule
-from longspan.gateway.ledger import Entry, Row, Sum, Try
+from longspan.gateway.ledger import Balance, Entry, Row, Sum, Try
 
 BATCH_SECONDS = 0.25
 # Older rows are deleted, so that the file does not grow for ever; once an hour, a slice at a time.
@@ -194,6 +194,19 @@ def sums(path: Path, by: str, since: float, until: float) -> list[Sum]:
             f"where started >= ? and started < ? group by {by} order by {by}"
         )
         return [Sum(*values) for values in db.execute(sql, (since, until))]
+    finally:
+        db.close()
+
+
+def balance(path: Path, since: float, until: float) -> Balance:
+    """The share of local and outside traffic in a span of time, and the money."""
+    db = _reader(path)
+    try:
+        sql = (
+            "select count(*), coalesce(sum(outside), 0), coalesce(sum(usd), 0), coalesce(sum(avoided_usd), 0) "
+            "from requests where started >= ? and started < ?"
+        )
+        return Balance(*db.execute(sql, (since, until)).fetchone())
     finally:
         db.close()
 
