@@ -25,6 +25,8 @@ from longspan.gateway.wire import Header
 
 TICK_SECONDS = 0.1
 MAX_ENDED = 1000
+# How often the price of our replicas is added up.
+COUNT_SECONDS = 1.0
 # Outcomes that are nobody's failure at the replica.
 BLAMELESS = frozenset({"client_gone", "client_error", "request_timeout"})
 
@@ -207,17 +209,21 @@ class Brain:
     # ---- the clock
 
     async def run_clock(self) -> None:
-        """Lets the dispatcher look at the time."""
-        before = self.now()
+        """Lets the dispatcher look at the time while there is anything to look at: an idle gateway shall cost nothing."""
+        counted = self.now()
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            before, passed = self.now(), self.now() - before
-            for replica in self.config.replicas:
-                if replica.usd_per_hour:
-                    self._figures.had(replica.name, replica.usd_per_hour * passed / 3600)
-            self.perform(self.dispatcher.tick(self.now()))
-            self.settle()
+            if self.dispatcher.tickets:
+                self.perform(self.dispatcher.tick(self.now()))
+            if self._ended:
+                self.settle()
             self.log.flush()
+            passed = self.now() - counted
+            if passed >= COUNT_SECONDS:
+                counted += passed
+                for replica in self.config.replicas:
+                    if replica.usd_per_hour:
+                        self._figures.had(replica.name, replica.usd_per_hour * passed / 3600)
 
     async def close(self) -> None:
         """Ends the watch and writes the rest of the ledger."""

@@ -181,7 +181,7 @@ class Gateway:
 
     async def run_clock(self) -> None:
         """Sweeps deadlines and idle connections."""
-        next_idle = 0.0
+        next_idle = next_rest = 0.0
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self.now()
@@ -190,8 +190,10 @@ class Gateway:
                 self.link.moved(seen)
             for exchange in list(self.exchanges.values()):
                 exchange.sweep(now)
-            for pool in self.pools.values():
-                pool.sweep()
+            if now > next_rest:
+                next_rest = now + 0.5
+                for pool in self.pools.values():
+                    pool.sweep()
             if now > next_idle:
                 next_idle = now + 5.0
                 for client in [

@@ -1,7 +1,6 @@
 """The configuration file as it lives: read, judged with its secrets, watched, read again."""
 
 import asyncio
-import contextlib
 import os
 import ssl
 from collections.abc import Callable
@@ -100,9 +99,7 @@ async def watch_file(
     seen: `stamp_of` the file just before it was read the first time.
     """
     while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RELOAD_SECONDS):
-                await poke.wait()
+        await asyncio.sleep(RELOAD_SECONDS)
         stamp = stamp_of(path)
         if not poke.is_set() and stamp == seen:
             continue

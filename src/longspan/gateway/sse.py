@@ -15,7 +15,8 @@ from longspan.gateway.dialect import CHAT, MESSAGES, RESPONSES, TEXT, Dialect
 MAX_HELD_BYTES = 256 * 1024
 
 Usage = dict[str, int]
-_DECODER = json.JSONDecoder()
+_SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C scanner, undocumented since 2.7
+_COLON = re.compile(rb"\s*:\s*")
 _BOUNDARY = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 
 
@@ -226,11 +227,12 @@ def usage_in_json(body: bytes) -> Usage | None:
     """The usage object of an answer that is not a stream, found without parsing the rest."""
     at = len(body)
     while (at := body.rfind(b'"usage"', 0, at)) >= 0:
-        rest = body[at + 7 : at + 2007].lstrip()
-        if rest[:1] == b":":
+        found = _COLON.match(body, at + 7)
+        if found is not None:
+            text = body[found.end() : at + 2007].decode("utf-8", "replace")
             try:
-                value, _ = _DECODER.raw_decode(rest[1:].decode("utf-8", "replace").lstrip())
-            except ValueError:
+                value, _ = _SCAN(text, 0)
+            except (ValueError, StopIteration):
                 return None
             return read_usage(value) if isinstance(value, dict) else None
     return None

@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import httptools
 
+from longspan.gateway.answers import AnswerBook
 from longspan.gateway.wire import Header, split_url
 
 IDLE_SECONDS = 4.0
 HIGH_WATER_BYTES = 64 * 1024
 MAX_IDLE = 256
+_BOOK = AnswerBook()
 _FRAMING = (b"content-length", b"transfer-encoding", b"content-encoding")
 
 
@@ -48,7 +50,7 @@ class Upstream(asyncio.Protocol):
     """One connection. `receiver` is set while a request uses it."""
 
     __slots__ = (
-        "_blocks", "_coded", "_complete", "_framed", "_head", "_headers", "_keep", "_parser", "_pool", "_reading", "_status",
+        "_begun", "_blocks", "_coded", "_complete", "_framed", "_head", "_headers", "_keep", "_parser", "_pool", "_reading", "_status",
         "answered", "idle_since", "receiver", "reused", "transport",
     )  # fmt: skip
 
@@ -65,7 +67,7 @@ class Upstream(asyncio.Protocol):
         self._headers: list[Header] = []
         self._blocks: list[bytes] = []
         self._status = 0
-        self._head = self._complete = self.answered = self._framed = False
+        self._begun = self._head = self._complete = self.answered = self._framed = False
         self._coded: zlib._Decompress | None = None
         self._reading = True
         self._keep = False
@@ -106,6 +108,12 @@ class Upstream(asyncio.Protocol):
         if receiver is None:
             self.abort()  # bytes nobody asked for
             return
+        if not self._begun:
+            whole = _BOOK.whole(data)
+            if whole is not None:
+                self._take(receiver, *whole)
+                return
+            self._begun = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -119,6 +127,15 @@ class Upstream(asyncio.Protocol):
             self._blocks.clear()
             self._deliver(receiver, body)
         if self._complete and self.receiver is receiver:
+            self._finish(receiver)
+
+    def _take(self, receiver: Receiver, status: int, headers: list[Header], body: bytes) -> None:
+        """A plain whole answer, which the parser need not see."""
+        self.answered = self._framed = self._keep = True
+        receiver.upstream_head(status, headers)
+        if body and self.receiver is receiver:
+            receiver.upstream_data(body)
+        if self.receiver is receiver:
             self._finish(receiver)
 
     def _deliver(self, receiver: Receiver, body: bytes) -> None:
