@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from longspan.cluster.container import Container
+
 Executor = Literal["ray", "mp"]
 Device = Literal["cpu", "cuda", "rocm"]
 
@@ -18,6 +20,8 @@ class NodeSpec:
         python: the interpreter that has Longspan and the engine there.
         env: variables set for everything started on this node (network interface, HCA, …).
         gpu_ids: the devices Ray may use there; empty means all.
+        slurm: the allocation that a job step on it names: "42", or "42+1" in a heterogeneous job; None elsewhere.
+        container: what everything of ours runs in there; None for none.
     """
 
     name: str
@@ -27,6 +31,59 @@ class NodeSpec:
     python: str = "python3"
     env: dict[str, str] = field(default_factory=dict)
     gpu_ids: tuple[int, ...] = ()
+    slurm: str | None = None
+    container: Container | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine, as far as the way to reach it tells."""
+        return self.ssh is None and self.slurm is None
+
+
+@dataclass(frozen=True, slots=True)
+class RayPorts:
+    """The ports of our Ray on each host, one block that a firewall can name (docs/check.md has the table).
+
+    Outside the kernel's usual ephemeral range (32768 to 60999), so that no outgoing connection takes one of them.
+    """
+
+    first: int = 20100
+    span: int = 500
+
+    @property
+    def last(self) -> int:
+        """The last of the block."""
+        return self.first + self.span - 1
+
+    @property
+    def gcs(self) -> int:
+        """Ray's head, where the other nodes join."""
+        return self.first
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """First and last port of Ray's workers."""
+        return self.first + 10, self.last
+
+    def flags(self) -> tuple[str, ...]:
+        """`ray start`'s flags for every node; the head's own two come beside them."""
+        names = (
+            "node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-listen-port",
+            "dashboard-agent-grpc-port", "metrics-export-port",
+        )  # fmt: skip
+        fixed = tuple(f"--{name}={self.first + 2 + index}" for index, name in enumerate(names))
+        low, high = self.workers
+        return (*fixed, f"--min-worker-port={low}", f"--max-worker-port={high}")
+
+    @property
+    def client_server(self) -> int:
+        """Ray's client server, on the head."""
+        return self.first + 1
+
+    @property
+    def tried(self) -> tuple[int, ...]:
+        """What a pre-flight tries between nodes: head, node manager, object manager, first worker."""
+        return (self.gcs, self.first + 2, self.first + 3, self.workers[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +98,8 @@ class DeploymentSpec:
         vllm_arguments: what stood after `--`, handed on unchanged.
         listen: "host:port" of the gateway.
         full_digest: read whole files for the digests, whatever their size.
+        ray_first_port: the first of Ray's fixed ports (`RayPorts`); None for free ones, where nodes share a machine.
+        ray_head: a node without ranks that runs Ray's head; None for the node of rank 0.
     """
 
     name: str
@@ -57,6 +116,8 @@ class DeploymentSpec:
     ray_address: str | None = None
     vllm_arguments: tuple[str, ...] = ()
     full_digest: bool = False
+    ray_first_port: int | None = None
+    ray_head: NodeSpec | None = None
 
     @property
     def world_size(self) -> int:
@@ -72,6 +133,10 @@ class DeploymentSpec:
         """The nodes that hold at least one rank."""
         return tuple({node.name: node for node in self.rank_nodes()}.values())
 
+    def ray_nodes(self) -> tuple[NodeSpec, ...]:
+        """The nodes of our Ray, its head first."""
+        return self.used_nodes() if self.ray_head is None else (self.ray_head, *self.used_nodes())
+
     def to_json(self) -> dict[str, Any]:
         """A plain document; `from_json` reads it back."""
         return asdict(self)
@@ -79,5 +144,12 @@ class DeploymentSpec:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "DeploymentSpec":
         """The inverse of `to_json`."""
-        nodes = tuple(NodeSpec(**{**node, "gpu_ids": tuple(node["gpu_ids"])}) for node in document["nodes"])
-        return cls(**{**document, "nodes": nodes, "vllm_arguments": tuple(document["vllm_arguments"])})
+        nodes = tuple(_node(node) for node in document["nodes"])
+        head = document.get("ray_head")
+        whole = {"nodes": nodes, "vllm_arguments": tuple(document["vllm_arguments"])}
+        return cls(**{**document, **whole, "ray_head": _node(head) if head else None})
+
+
+def _node(document: dict[str, Any]) -> NodeSpec:
+    container = Container.from_json(document["container"]) if document.get("container") else None
+    return NodeSpec(**{**document, "gpu_ids": tuple(document["gpu_ids"]), "container": container})

@@ -104,6 +104,12 @@ class ControlPlaneError(LongspanError):
     exit_code = 22
 
 
+class StateError(LongspanError):
+    """Longspan's own files (state, key, cache) cannot be written or read: a full disk, a read-only home."""
+
+    exit_code = 25
+
+
 class GatewayConfigError(LongspanError):
     """The gateway's configuration file is unreadable, is not TOML, or contradicts itself."""
 
@@ -146,6 +152,18 @@ class ProbeError(LongspanError):
     exit_code = 42
 
 
+class SlurmError(LongspanError):
+    """Slurm does not answer, or the allocation cannot be used."""
+
+    exit_code = 80
+
+
+class NoTokenError(LongspanError):
+    """A token was asked for and none came, nor does the gateway see any move."""
+
+    exit_code = 81
+
+
 class LogUnreadableError(LongspanError):
     """A log that the doctor should read does not exist or may not be read."""
 
@@ -156,3 +174,9 @@ class BundleError(LongspanError):
     """The doctor's archive cannot be written."""
 
     exit_code = 61
+
+
+class CheckError(LongspanError):
+    """The pre-flight found an error on a node or between nodes, so a launch would fail or be wrong."""
+
+    exit_code = 70

@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import queue
 import shlex
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from longspan.errors import HostError
 
@@ -19,6 +21,84 @@ class Completed:
     returncode: int
     stdout: str
     stderr: str
+
+
+class Conversation:
+    """One command that stays, spoken to line by line. It must end when its standard input ends.
+
+    Attributes:
+        errors: the last lines of its standard error.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Starts it; `env` is its whole environment, by default ours.
+
+        Raises:
+            HostError: the program does not exist.
+        """
+        try:
+            self._child = subprocess.Popen(
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=None if env is None else dict(env),
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise HostError(f"{argv[0]!r} is not installed on this machine.") from error
+        self.errors: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._threads = [threading.Thread(target=job, daemon=True) for job in (self._read, self._read_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            self._lines.put(line.decode(errors="replace").rstrip("\n"))
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self._child.stderr is not None
+        for line in self._child.stderr:
+            self.errors.append(line.decode(errors="replace").rstrip())
+            del self.errors[:-100]
+
+    def send(self, line: str) -> None:
+        """One line to its standard input; a command that is gone is noticed by `receive`."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):
+            self._child.stdin.write(line.encode() + b"\n")
+            self._child.stdin.flush()
+
+    def receive(self, timeout_seconds: float) -> str | None:
+        """The next line of its standard output, without the newline; None once it has ended.
+
+        Raises:
+            TimeoutError: no line came in time.
+        """
+        try:
+            line = self._lines.get(timeout=timeout_seconds)
+        except queue.Empty:
+            raise TimeoutError from None
+        if line is None:
+            self._lines.put(None)
+            self._threads[1].join(5)
+        return line
+
+    def close(self, grace_seconds: float = 3) -> int:
+        """Ends its input, waits, then ends the command; returns its exit status (negative: the signal)."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):
+            self._child.stdin.close()
+        try:
+            self._child.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+        status = self._child.wait()
+        for thread, pipe in zip(self._threads, (self._child.stdout, self._child.stderr), strict=True):
+            # What the command itself started may hold the pipe open; its reader then stays behind as a daemon.
+            thread.join(1)
+            if pipe is not None and not thread.is_alive():
+                pipe.close()
+        return status
 
 
 class Host(Protocol):
@@ -44,16 +124,25 @@ class Host(Protocol):
         """
         ...
 
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """Starts a command and stays in touch with it.
+
+        Raises:
+            HostError: what reaches the host (ssh) is not installed here.
+        """
+        ...
+
 
 def _run(
     name: str, argv: Sequence[str], timeout_seconds: float, env: Mapping[str, str] | None, stdin: str | None
 ) -> Completed:
+    """`env` is the whole environment; None for ours."""
     try:
         done = subprocess.run(
             list(argv),
             capture_output=True,
             timeout=timeout_seconds,
-            env=None if env is None else {**os.environ, **env},
+            env=env,
             input=None if stdin is None else stdin.encode(),
             stdin=subprocess.DEVNULL if stdin is None else None,
             check=False,
@@ -76,11 +165,25 @@ def available_memory_bytes() -> int:
     return 0
 
 
+def gpu_kind() -> Literal["cpu", "cuda", "rocm"]:
+    """Whose GPUs this machine has, as vLLM calls their platforms; "cpu" where it has none."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True)
+        if listed.stdout.startswith("GPU "):
+            return "cuda"
+    return "rocm" if Path("/dev/kfd").exists() else "cpu"  # the ROCm kernel driver
+
+
 @dataclass(frozen=True, slots=True)
 class LocalHost:
     """This machine."""
 
     name: str = "localhost"
+
+    def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+        """The command line as it is run here."""
+        words = [f"{key}={value}" for key, value in (env or {}).items()]
+        return ["env", *words, *argv] if words else list(argv)
 
     def run(
         self,
@@ -91,7 +194,12 @@ class LocalHost:
         stdin: str | None = None,
     ) -> Completed:
         """See `Host.run`."""
-        return _run(self.name, argv, timeout_seconds, env, stdin)
+        whole = None if env is None else {**os.environ, **env}
+        return _run(self.name, argv, timeout_seconds, whole, stdin)
+
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`."""
+        return Conversation(argv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +239,47 @@ class SshHost:
             )
         return done
 
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`. A host that falls silent is noticed within half a minute."""
+        words = self.argv(argv)
+        return Conversation(
+            [words[0], "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3", *words[1:]]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmHost:
+    """A node of a Slurm allocation, reached by a job step of one task (`cluster.slurm` makes the words).
+
+    Attributes:
+        step_words: srun and its options, up to the command.
+        env: the whole environment of srun, which hands it on.
+    """
+
+    name: str
+    step_words: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+        """The srun command line; no shell splits it again."""
+        words = [f"{key}={value}" for key, value in (env or {}).items()]
+        return [*self.step_words, *(["env", *words] if words else []), *argv]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """See `Host.run`."""
+        return _run(self.name, self.argv(argv, env), timeout_seconds, self.env, stdin)
+
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`: a job step as long as the conversation."""
+        return Conversation(self.argv(argv), self.env)
+
 
 @dataclass(slots=True)
 class RecordedHost:
@@ -154,3 +303,7 @@ class RecordedHost:
             return self.answers[tuple(argv)]
         except KeyError:
             raise HostError(f"{argv[0]!r} is not installed on {self.name}.") from None
+
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """Nothing was recorded of it."""
+        raise HostError(f"{argv[0]!r} is not installed on {self.name}.")

@@ -96,7 +96,7 @@ class FakeController:
 
 
 @contextlib.asynccontextmanager
-async def fake_controller() -> AsyncIterator[FakeController]:
+async def fake_controller(host: str = "127.0.0.1") -> AsyncIterator[FakeController]:
     """A controller for the agent "a"."""
     found = FakeController()
     app = web.Application(client_max_size=16 << 20)
@@ -104,8 +104,8 @@ async def fake_controller() -> AsyncIterator[FakeController]:
     app.router.add_get("/v1/agents/a/commands", found.hand_out)
     found.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await found.runner.setup()
-    await web.TCPSite(found.runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{found.runner.addresses[0][1]}"
+    await web.TCPSite(found.runner, host, 0).start()
+    found.url = f"http://{host}:{found.runner.addresses[0][1]}"
     try:
         yield found
     finally:

@@ -169,13 +169,13 @@ def build_lab(
     Call it in a thread that lives as long as the lab: the kernel ends the hosts with the thread that started them.
 
     Args:
-        specs: the hosts, 1 to 9 of them.
+        specs: the hosts, 1 to 32 of them.
         env: what is set for every command in a host, by ssh too.
 
     Raises:
         RuntimeError: a host did not come up, or something was left over.
     """
-    assert 1 <= len(specs) <= 9
+    assert 1 <= len(specs) <= 32
     sweep()
     root = Path(tempfile.mkdtemp(prefix=ROOT_PREFIX))
     created = _make_mountpoints(specs)

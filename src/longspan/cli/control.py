@@ -1,5 +1,6 @@
 """How verbs reach a deployment's controller: find it, start it, follow it, ask it to go down."""
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -13,11 +14,12 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from longspan.daemon import starting
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import Identity, alive
 from longspan.daemon.sweep import sweep
-from longspan.deployment import DeploymentSpec
-from longspan.errors import ControlPlaneError, DeploymentExistsError
+from longspan.deployment import DeploymentSpec, NodeSpec
+from longspan.errors import ControlPlaneError, DeploymentExistsError, HostError
 
 PATIENCE_SECONDS = 120.0
 START_TIMEOUT_SECONDS = 60
@@ -135,8 +137,33 @@ def take_down(record: dict[str, Any]) -> None:
         )
 
 
+def sweep_elsewhere(places: Places, record: dict[str, Any]) -> list[str]:
+    """Ends on the other hosts what a start left there, all at once, from the record of what was wanted.
+
+    Returns:
+        what could not be ended, as sentences; a host that cannot be reached ends its own when its agent's lease is over.
+    """
+    try:
+        spec = DeploymentSpec.from_json(json.loads(places.spec.read_text())["spec"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    nodes = [node for node in spec.ray_nodes() if not node.is_here or spec.ray_address]
+
+    async def one(node: NodeSpec) -> list[str]:
+        try:
+            answer = await starting.sweep(node, node.name, record["mark"], record["run_dir"], spec)
+        except (HostError, ValueError) as error:
+            return [f"{node.name} could not be swept ({error}); its agent ends its own within half a minute"]
+        return [f"{node.name}: pid {pid} does not end" for pid in answer["left"]]
+
+    async def all_nodes() -> list[str]:
+        return [text for texts in await asyncio.gather(*map(one, nodes)) for text in texts]
+
+    return asyncio.run(all_nodes()) if nodes else []
+
+
 def end_by_mark(places: Places, record: dict[str, Any]) -> set[int]:
-    """Ends on this machine what a start left there; other hosts' agents end with their lease.
+    """Ends on this machine what a start left there; for other hosts see `sweep_elsewhere`.
 
     Returns:
         the pids that do not end.

@@ -37,14 +37,17 @@ def command(name: str, force: bool, as_json: bool) -> int:
 
 
 def _end_by_force(places: Places, name: str, as_json: bool) -> int:
-    """Ends what a controller that died, or that does not answer, has started on this machine."""
+    """Ends what a controller that died, or that does not answer, has started here and on the other hosts."""
     record = places.record()
     assert record is not None
     alive = {record["pid"]} if places.running() else set()
-    left = processes.end(alive, grace_seconds=1) | control.end_by_mark(places, record)
-    what = "ended by force" if alive else "its controller had died; what it left on this machine was ended"
-    _say(as_json, name, what, [f"pid {pid} does not end" for pid in sorted(left)])
-    return 0 if not left else ControlPlaneError.exit_code
+    left = processes.end(alive, grace_seconds=1)
+    elsewhere = control.sweep_elsewhere(places, record)
+    left |= control.end_by_mark(places, record)
+    what = "ended by force" if alive else "its controller had died; what it left was ended"
+    texts = [f"pid {pid} does not end" for pid in sorted(left)] + elsewhere
+    _say(as_json, name, what, texts)
+    return 0 if not texts else ControlPlaneError.exit_code
 
 
 def _say(as_json: bool, name: str, what: str, left: Sequence[object]) -> None:

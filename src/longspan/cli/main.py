@@ -13,9 +13,15 @@ from longspan.errors import LongspanError
 VERBS: dict[str, tuple[str, str]] = {
     "plan": ("longspan.cli.plan", "Model and cluster to layouts, with a receipt of every GiB on every GPU."),
     "cost": ("longspan.cli.cost", "Own hardware, rented GPUs and an API on the same traffic; break-even."),
+    "check": ("longspan.cli.check", "Pre-flight: every node, every pair of nodes, and a real collective."),
     "up": ("longspan.cli.up", "Serve a model: start everything, end with real tokens and a proof."),
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+    "probe": ("longspan.cli.probe", "Ask for one token; for the probes of Kubernetes and systemd."),
+    "manifest": (
+        "longspan.cli.manifest",
+        "Write what a scheduler needs: a Slurm batch script, a RayCluster, a LeaderWorkerSet.",
+    ),
     "gateway": ("longspan.cli.gateway", "The front door alone, in front of any OpenAI-compatible upstreams"),
     "doctor": ("longspan.cli.doctor", "Say why a launch failed or hangs."),
 }

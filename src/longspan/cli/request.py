@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from longspan.deployment import Executor
+from longspan.deployment import Device, Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +24,7 @@ class Request:
     vllm_arguments: tuple[str, ...]
     plan: Path | None = None
     replica: str | None = None
+    gpus_per_node: int | None = None
+    ray: str | None = None
+    ray_wait_seconds: int = 0
+    device: Device | None = None

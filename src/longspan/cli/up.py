@@ -1,20 +1,27 @@
 """`longspan up`: makes the deployment true, shows the phases, ends with real tokens and a proof."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from longspan.cli import control
+from longspan.cli import check_record, control, preflighting
+from longspan.cli.joining import read_cluster
 from longspan.cli.keys import ensure_api_key
-from longspan.cli.prepare import check_port, check_room, prepare
+from longspan.cli.prepare import prepare
 from longspan.cli.request import Request
-from longspan.daemon.places import Places
+from longspan.cli.room import check_port, check_room
+from longspan.cluster.hosts import HostsFile
+from longspan.daemon.launch_store import LaunchStore
+from longspan.daemon.places import Places, own_files, write_private
 from longspan.deployment import DeploymentSpec
+from longspan.doctor.launches import changes_since, recorded
 from longspan.errors import (
     CapacityError,
+    CheckError,
     DeploymentExistsError,
     HostError,
     LaunchError,
@@ -23,6 +30,7 @@ from longspan.errors import (
     ProofError,
     RayError,
 )
+from longspan.finding import Finding
 
 FAILURES: dict[str, type[LongspanError]] = {
     "host": HostError,
@@ -62,7 +70,21 @@ class UpCommand(click.Command):
     help="A plan of `longspan plan --save`: model, layout, GPUs and vLLM's arguments come from it.",
 )
 @click.option("--replica", help="Which of the plan's replicas, such as r0.")
+@click.option("--ray", metavar="HOST:PORT", help="Join the Ray cluster that runs there, with all its nodes.")
+@click.option(
+    "--ray-wait",
+    type=int,
+    default=0,
+    metavar="SECONDS",
+    help="How long to wait for that Ray and its GPUs.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "rocm", "cpu"]),
+    help="What the nodes have.  [default: what the cluster file, Ray or the nodes themselves say]",
+)
 @click.option("--executor", type=click.Choice(["ray", "mp"]), help="[default: ray]")
+@click.option("--gpus-per-node", type=int, help="In a Slurm allocation whose GPUs Slurm does not count.")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
 @click.option("--served-name", help="The model name that clients use.")
 @click.option(
@@ -76,6 +98,16 @@ class UpCommand(click.Command):
 @click.option(
     "--full", "full_digest", is_flag=True, help="Compare every byte of the checkpoint on all nodes."
 )
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The clients' key, out of a file. [default: one is made and kept]",
+)
+@click.option(
+    "--foreground",
+    is_flag=True,
+    help="Stay until the deployment is gone; SIGTERM takes it down. For Slurm, containers and systemd.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @click.pass_context
 def command(
@@ -87,12 +119,18 @@ def command(
     cluster: Path | None,
     plan: Path | None,
     replica: str | None,
+    ray: str | None,
+    ray_wait: int,
+    device: Any,
     executor: Any,
+    gpus_per_node: int | None,
     name: str,
     served_name: str | None,
     listen: str,
     revision: str | None,
     full_digest: bool,
+    api_key_file: Path | None,
+    foreground: bool,
     as_json: bool,
 ) -> int:
     """Serve MODEL (a directory or a Hugging Face id; the demo model where it is left out).
@@ -103,31 +141,92 @@ def command(
     places = Places.of(name)
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
-        ctx.meta.get("vllm_arguments", ()), plan, replica,
+        ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
+    if foreground:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: down, and wait for it
     record = places.running()
     if record:
-        return _already(record, places, spec, as_json)
+        _already(record, places, spec, as_json)
+        return _stay(record, places) if foreground else 0
     if orphaned := places.record():
         click.echo("The last controller died; ending what it left …", err=True)
+        for text in control.sweep_elsewhere(places, orphaned):
+            click.echo(f"  {text}", err=True)
         control.end_by_mark(places, orphaned)
+    places.preflight.unlink(missing_ok=True)
+    if spec.ray_address or not all(node.is_here for node in spec.ray_nodes()):
+        spec = _preflight(spec, read_cluster(cluster) if cluster else None, places)
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
-    key, new_key = ensure_api_key(places)
     try:
-        status = _watch(control.start_controller(places, spec, _controller_host(spec)), places)
+        with own_files(places.root):
+            key, new_key = ensure_api_key(places, api_key_file)
+            record = control.start_controller(places, spec, _controller_host(spec))
+        status = _watch(record, places)
     except KeyboardInterrupt:
         # Also before the first line was shown: whatever has been started by then is taken down.
         click.echo("\nInterrupted: taking everything down …", err=True)
-        if record := places.running():
-            control.take_down(record)
+        if started := places.running():
+            control.take_down(started)
         raise click.Abort from None
     if status["phase"] == "gone":
         raise _failure(status)
     _announce(status, key if new_key else None, as_json)
-    return 0
+    return _stay(record, places) if foreground else 0
+
+
+def _stay(record: dict[str, Any], places: Places) -> int:
+    """Until the deployment is gone: by `down` or a signal to us (0), or because it failed.
+
+    Raises:
+        LongspanError: what it failed of.
+    """
+    stopped = False
+    while True:
+        try:
+            for status in control.follow(record, places):
+                if status["phase"] == "gone":
+                    if status.get("failure"):
+                        raise _failure(status)
+                    return 0
+        except KeyboardInterrupt:
+            if stopped:
+                raise click.Abort from None
+            stopped = True
+            click.echo("Signalled: taking everything down …", err=True)
+            control.take_down(record)
+            return 0
+
+
+def _preflight(spec: DeploymentSpec, hosts: HostsFile | None, places: Places) -> DeploymentSpec:
+    """The fast part of `longspan check`: warnings are shown, an error ends the launch, what was seen is kept.
+
+    Returns:
+        the deployment with each node's compiled environment, and the device that the nodes have.
+
+    Raises:
+        CheckError: an error was found; with what differs from the last launch that served.
+    """
+    checked = preflighting.before_launch(spec, hosts, lambda text: click.echo(f"  check: {text}", err=True))
+    record = check_record.record_of(checked)
+    write_private(places.preflight, json.dumps(record))
+    for finding in checked.findings:
+        click.echo(f"  {finding.severity}: {finding.summary} {finding.remedy}", err=True)
+    click.echo(f"  check: {preflighting.summary(checked)}", err=True)
+    try:
+        preflighting.refuse_errors(checked)
+    except CheckError as error:
+        store = LaunchStore(places.launches)
+        changes = changes_since(store.last_good(), spec, {}, record["nodes"])
+        store.begin(recorded(spec, {}, record["nodes"]), "refused", error.what)
+        if changes:
+            told = "\n".join(f"    {what}: {then} -> {now}" for what, then, now in changes)
+            error.remedy += f"\n  Changed since the last good launch:\n{told}"
+        raise
+    return preflighting.complete(spec, checked.scene)
 
 
 def _controller_host(spec: DeploymentSpec) -> str:
@@ -148,7 +247,7 @@ def _controller_host(spec: DeploymentSpec) -> str:
         return str(probe.getsockname()[0])
 
 
-def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_json: bool) -> int:
+def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_json: bool) -> None:
     """`up` a second time: nothing changes when the same thing is wanted.
 
     Raises:
@@ -168,7 +267,6 @@ def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_js
     else:
         click.echo("Already serving; nothing changed.", err=True)
     _announce(status, None, as_json)
-    return 0
 
 
 def _watch(record: dict[str, Any], places: Places) -> dict[str, Any]:
@@ -194,15 +292,17 @@ def _failure(status: dict[str, Any]) -> LongspanError:
 
 def _diagnosis(status: dict[str, Any]) -> str:
     """What the doctor makes of a launch that failed: its best finding, and what the last good launch had other."""
+    from longspan.cli import doctor_logs
     from longspan.cli.doctor_live import change_lines, connected, spec_of
-    from longspan.doctor.collect import diagnose
 
     try:
-        findings = list(diagnose([Path(status["logs"])]).findings)
+        findings: list[Finding] = []
         changes: list[tuple[str, str, str]] = []
         places = Places(Path(status["state_dir"]))
         if spec := spec_of(places):
-            findings, changes = connected(findings, places, spec, status)
+            left = doctor_logs.read(places, spec)
+            found = doctor_logs.with_survivors(left, status).findings
+            findings, changes = connected(found, places, spec, status)
     except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
         return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
     told = ""
@@ -221,6 +321,7 @@ def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status))
         return
+    from longspan.cli.pasted import curl_line, openai_line
     from longspan.cli.render import console, proof_lines
 
     out = console()
@@ -229,19 +330,12 @@ def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
         out.print(line)
     name = "" if status["name"] == "default" else f" --name {status['name']}"
     out.print()
-    out.print(f"  endpoint  {endpoint}")
-    out.print(f"  model     {model}")
-    out.print(
+    click.echo(f"  endpoint  {endpoint}\n  model     {model}")
+    click.echo(
         f"  key       {key}   (shown once; kept in {key_file})" if key else f"  key       in {key_file}"
     )
-    out.print(
-        f'\ncurl {endpoint}/chat/completions -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json"'
-        f' -d \'{{"model": "{model}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
-    )
-    out.print(
-        f'\npython -c \'from openai import OpenAI; c = OpenAI(base_url="{endpoint}", api_key=open("{key_file}").read());'
-        f' print(c.chat.completions.create(model="{model}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of'
-        " France?\"}]).choices[0].message.content)'"
-    )
+    # Not through rich, which takes square brackets for its own.
+    click.echo(f"\n{curl_line(endpoint, model, key_file)}")
+    click.echo(f"\n{openai_line(endpoint, model, key_file)}")
     out.print(f"\nlongspan status{name}   # the same later\nlongspan down{name}     # stop it")
     sys.stdout.flush()

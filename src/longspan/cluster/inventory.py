@@ -46,6 +46,8 @@ class Network:
         nics: how many NICs carry GPU traffic; 8 on an HGX machine with one per GPU.
         interface: the one for sockets and rendezvous; empty when not known.
         hcas: InfiniBand or RoCE devices for NCCL_IB_HCA; empty when not known.
+        measured_bytes_per_second, measured_latency_seconds: bus bandwidth and latency of a small all-reduce between this
+            node and its slowest peer, by `longspan check`; 0 where nobody measured. `measured_with`: nccl or gloo.
     """
 
     kind: str
@@ -53,6 +55,9 @@ class Network:
     nics: int = 1
     interface: str = ""
     hcas: tuple[str, ...] = ()
+    measured_bytes_per_second: float = 0.0
+    measured_latency_seconds: float = 0.0
+    measured_with: str = ""
 
     @property
     def is_rdma(self) -> bool:

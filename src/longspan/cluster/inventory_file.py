@@ -46,7 +46,9 @@ _GIGA = 10**9
 
 # What a node's table may hold: the planner's part, and what only the launcher reads (`cluster/hosts.py`).
 _PLANNED = {"name", "address", "gpus", "link", "network", "gpu_memory_gib"}
-_LAUNCHED = {"ssh", "python", "env"}
+_LAUNCHED = {"ssh", "python", "env", "container"}
+# What `longspan check --write-links` adds to a node's network.
+_MEASURED = {"measured_gbit_per_second", "measured_latency_us", "measured_with"}
 
 
 def _number(table: dict[str, Any], field: str, where: str, default: float | None = None) -> float:
@@ -68,7 +70,9 @@ def _known(table: dict[str, Any], fields: set[str], where: str) -> None:
 def _network(table: Any, where: str) -> Network:
     if not isinstance(table, dict):
         raise InputError(f"{where}: network must be a table with kind and rate_gbit_per_second.")
-    _known(table, {"kind", "rate_gbit_per_second", "nics", "interface", "hcas"}, f"{where}: network")
+    _known(
+        table, {"kind", "rate_gbit_per_second", "nics", "interface", "hcas", *_MEASURED}, f"{where}: network"
+    )
     kind = table.get("kind")
     if kind not in NETWORK_KINDS:
         raise InputError(f"{where}: network.kind must be one of {', '.join(NETWORK_KINDS)}, not {kind!r}.")
@@ -78,7 +82,14 @@ def _network(table: Any, where: str) -> Network:
         round(_number(table, "nics", f"{where}: network", 1)),
         str(table.get("interface", "")),
         tuple(str(hca) for hca in table.get("hcas", ())),
+        _measured(table, "measured_gbit_per_second", where) * _GIGA / 8,
+        _measured(table, "measured_latency_us", where) / 1e6,
+        str(table.get("measured_with", "")),
     )
+
+
+def _measured(table: dict[str, Any], field: str, where: str) -> float:
+    return _number(table, field, f"{where}: network") if field in table else 0.0
 
 
 def _gpus(value: Any, types: dict[str, GpuType], where: str, memory_gib: float | None) -> tuple[Gpu, ...]:
@@ -132,7 +143,7 @@ def parse_cluster(text: str) -> Cluster:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The inventory is not valid TOML: {error}.") from error
-    _known(document, {"name", "network", "node", "gpu_type", "ray"}, "inventory")
+    _known(document, {"name", "network", "node", "gpu_type", "ray", "container"}, "inventory")
     types = {name: custom_gpu(name, table) for name, table in document.get("gpu_type", {}).items()}
     nodes: list[Node] = []
     for number, table in enumerate(document.get("node", []), 1):
@@ -207,6 +218,17 @@ def parse_network(text: str) -> Network:
     return Network(kind, float(match[2]) * _GIGA, int(match[3] or 1))
 
 
+def measured_fields(bytes_per_second: float, latency_seconds: float, with_: str) -> list[str]:
+    """What a measurement looks like in a network's table; empty for none."""
+    if not bytes_per_second:
+        return []
+    return [
+        f"measured_gbit_per_second = {bytes_per_second * 8 / _GIGA!r}",
+        f"measured_latency_us = {latency_seconds * 1e6!r}",
+        *([f"measured_with = {json.dumps(with_)}"] if with_ else []),
+    ]
+
+
 def to_toml(cluster: Cluster) -> str:
     """Writes an inventory that `parse_cluster` reads back to an equal cluster (catalogue types only)."""
     lines = [f"name = {json.dumps(cluster.name)}"]
@@ -219,6 +241,9 @@ def to_toml(cluster: Cluster) -> str:
         fields += [f"nics = {network.nics}"] if network.nics != 1 else []
         fields += [f"interface = {json.dumps(network.interface)}"] if network.interface else []
         fields += [f"hcas = {json.dumps(list(network.hcas))}"] if network.hcas else []
+        fields += measured_fields(
+            network.measured_bytes_per_second, network.measured_latency_seconds, network.measured_with
+        )
         lines += ["", "[[node]]", f"name = {json.dumps(node.name)}", f"address = {json.dumps(node.address)}"]
         if node.gpus:
             same = len(node.gpu_types) == 1

@@ -36,6 +36,7 @@ BACKLOG_EVENTS = 256  # from here on logs wait on disk until the controller has 
 STALL_SECONDS = 3.0
 GRACE_SECONDS = 8.0
 KEPT_LOG_BYTES = 1 << 20
+MAX_LOG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class AgentConfig:
         run_dir: removed at the end.
         log_dir: stays.
         joined: Ray is not ours: its workers are not our descendants and are found by the mark.
+        foreground: stay in the job step or container that started the agent, which ends when its first process does.
     """
 
     name: str
@@ -58,6 +60,7 @@ class AgentConfig:
     run_dir: str
     log_dir: str
     joined: bool
+    foreground: bool = False
 
 
 @dataclass(slots=True)
@@ -88,6 +91,23 @@ class Watched:
             lines, self.rest = [*lines, self.rest], b""
         return [cut(line.decode(errors="replace")) for line in lines]
 
+    def rotate(self) -> list[str]:
+        """Keeps a log bounded that has been read to its end: its content moves to NAME.log.1, and its writer, who appends,
+        goes on in the emptied file. vLLM writes a line for every request.
+
+        Returns:
+            The lines that came meanwhile.
+        """
+        if self.offset < MAX_LOG_BYTES:
+            return []
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            shutil.copyfile(self.log, self.log.with_name(f"{self.log.name}.1"))
+            lines = self.read()
+            os.truncate(self.log, 0)
+            self.offset = 0
+        return lines
+
 
 @dataclass(slots=True)
 class Agent:
@@ -112,6 +132,7 @@ class Agent:
     async def run(self) -> None:
         """Until told to stop, signalled, or without the controller for a lease."""
         processes.become_subreaper()
+        processes.raise_open_files()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.done.set)
@@ -282,7 +303,7 @@ class Agent:
         """Passes new lines on. Returns whether there may be more."""
         if len(self.events) > BACKLOG_EVENTS:
             return True
-        texts = watched.read(whole=whole)
+        texts = watched.read(whole=whole) or watched.rotate()
         for start in range(0, len(texts), MAX_LINES):
             self._tell({"kind": "lines", "process": watched.name, "lines": texts[start : start + MAX_LINES]})
         return bool(texts or watched.rest)
@@ -341,10 +362,15 @@ def _detach() -> None:
         os.read(read, 1)
         os._exit(0)
     os.close(read)
+    _announce()
+    os.close(write)
+
+
+def _announce() -> None:
+    """Says who the agent is: the sign for whoever started it that it runs."""
     found = processes.identity(os.getpid())
     assert found is not None
     print(json.dumps({"pid": found.pid, "start_ticks": found.start_ticks}), flush=True)
-    os.close(write)
 
 
 def main() -> None:
@@ -356,7 +382,12 @@ def main() -> None:
     # While whoever starts us still listens: a log that cannot be written must be told.
     log = os.open(Path(config.log_dir) / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
-    _detach()
+    if config.foreground:
+        # The connection that started the container may end; the agent's own lease decides, not that.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        _announce()
+    else:
+        _detach()
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)

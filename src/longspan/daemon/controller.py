@@ -19,17 +19,20 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from longspan.daemon import asking, gateway_config, starting, status
-from longspan.daemon.places import Places, write_private
+from longspan.daemon.launch_store import LaunchLog, LaunchStore
+from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
-from longspan.deployment import DeploymentSpec
-from longspan.doctor import launches
+from longspan.deployment import DeploymentSpec, NodeSpec
+from longspan.doctor import history, launches
+from longspan.doctor.kept import keep
 from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
 from longspan.launch.events import (
     AgentJoined,
@@ -109,6 +112,9 @@ class Controller:
         self.tasks: set[asyncio.Task[None]] = set()
         self.gone = asyncio.Event()
         self.history = places.history.open("w")
+        self.launch_log = LaunchLog(LaunchStore(places.launches))
+        self.checked = places.checked()
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="launch-log")
 
     # ---- the loop
     async def feed(self, event: Event) -> None:
@@ -128,8 +134,8 @@ class Controller:
         )  # they stay on their nodes: this file would never end
         if self.machine.history and self.machine.history[-1][1] is event and not logs:
             self._record(event, flush=self.machine.phase != before)
-        if self.machine.phase != before and self.machine.phase == "serving":
-            self._remember_good()
+        if self.machine.phase != before:
+            self._note()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
@@ -144,11 +150,16 @@ class Controller:
             if flush:
                 self.history.flush()
 
-    def _remember_good(self) -> None:
-        """Keeps what this launch was made of for the doctor; a full disk must not end what serves."""
-        with contextlib.suppress(OSError):
-            document = launches.recorded(self.spec, self.machine.facts)
-            write_private(self.places.last_good, json.dumps(document))
+    def _note(self) -> None:
+        """Keeps what this launch is made of, how far it came and how long its phases took, for the doctor."""
+        failure = self.machine.failure.what if self.machine.failure else ""
+        made_of = launches.recorded(self.spec, status.facts(self.machine), self.checked)
+        seconds = history.durations_seconds(self.status())
+        self.writer.submit(self.launch_log.note, self.machine.phase, made_of, failure, seconds)
+
+    async def noted(self) -> None:
+        """Waits until the launch record holds what was noted so far."""
+        await asyncio.wrap_future(self.writer.submit(lambda: None))
 
     def perform(self, actions: list[Action]) -> None:
         """Carries out what the state machine decided."""
@@ -190,8 +201,13 @@ class Controller:
             max_running=gateway_config.max_running(self.spec.vllm_arguments),
         )
 
+    def _node(self, name: str) -> NodeSpec | None:
+        """A node by its name; None for the front agent's machine."""
+        every = (*self.spec.nodes, *self.spec.ray_nodes())
+        return next((node for node in every if node.name == name), None)
+
     async def _start_agent(self, name: str) -> None:
-        node = next((node for node in self.spec.nodes if node.name == name), None)
+        node = self._node(name)
         config = {
             "name": name,
             "controller_url": self.url,
@@ -201,17 +217,17 @@ class Controller:
             "run_dir": self.paths.run_dir,
             "log_dir": str(self.places.logs / name)
             if node is None or not node.ssh
-            else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
+            else logs_elsewhere(self.spec.name, name),
         }
         try:
-            await starting.start_agent(node, config, self.spec.ray_address)
+            await starting.start_agent(node, config, self.spec, self.places.logs / f"{name}.start")
         except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
             await self.feed(StartFailed(name, str(error)))
 
     async def _sweep(self, name: str) -> None:
-        node = next((node for node in self.spec.nodes if node.name == name), None)
+        node = self._node(name)
         try:
-            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec.ray_address)
+            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
             await self.feed(Answered(f"swept:{name}", error=f"{type(error).__name__}: {error}"))
             return
@@ -265,8 +281,18 @@ class Controller:
         new = events[max(0, link.taken - number) :]
         link.taken = max(link.taken, number + len(events))
         for event in new:
-            await self.feed(event)
+            await self.feed(self._kept(name, event))
         return web.json_response({})
+
+    def _kept(self, node: str, event: Event) -> Event:
+        """What a node collected goes into files beside its logs, and only its names into the history."""
+        if not isinstance(event, Answered) or not event.call.startswith("collect:") or event.error:
+            return event
+        try:
+            texts = {str(name): str(text) for name, text in dict(event.value).items()}
+            return Answered(event.call, keep(self.places.logs / node, texts))
+        except (OSError, TypeError, ValueError) as error:
+            return Answered(event.call, error=f"it cannot be kept: {error}")
 
     async def get_commands(self, request: web.Request) -> web.Response:
         """Long-poll for the commands after a sequence number."""
@@ -311,9 +337,6 @@ class Controller:
     # ---- life
     async def run(self) -> None:
         """From start to gone."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
         app = web.Application(client_max_size=16 << 20)
         app.router.add_post("/v1/agents/{name}/events", self.post_events)
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
@@ -334,12 +357,20 @@ class Controller:
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)
+        # Until here a signal simply ends us: nothing has been started yet.
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
         self.perform(self.machine.begin(time.monotonic()))
+        self._note()
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
+        await self.noted()
+        self.writer.shutdown()
         await asyncio.sleep(1.5)  # whoever watches sees the end
+        await asyncio.to_thread(starting.end_along, 3)
         clock.cancel()
         self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)

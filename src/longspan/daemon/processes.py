@@ -8,6 +8,7 @@ environment. Both ways name processes by identity, never by what they are called
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -27,6 +28,14 @@ def become_subreaper() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def raise_open_files() -> None:
+    """As many open files as the hard limit allows, for us and all we start: a login's soft limit of 1024 ends Ray early."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @dataclass(frozen=True, slots=True)

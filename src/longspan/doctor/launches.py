@@ -13,29 +13,48 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "driver": ("driver-too-old", "cuda-driver-mismatch", "fabricmanager-down", "collective-hang"),
     "nccl": ("nccl-env-mismatch", "nccl-init-hang", "collective-hang", "collective-desync"),
     "ray": ("version-mismatch-ray", "ray-node-lost"),
+    "torch": ("worker-env-differs", "gpu-arch-unsupported", "driver-too-old", "collective-hang", "collective-desync"),
+    "checkpoint": ("weights-corrupt", "model-path-missing", "oom-weights", "model-arch-unsupported"),
     "python": ("version-mismatch-ray", "worker-env-differs"),
     "vllm": ("worker-env-differs", "model-arch-unsupported", "collective-desync"),
     "address": ("host-ip-mismatch", "nccl-wrong-interface", "gloo-wrong-interface"),
     "nic": ("nccl-wrong-interface", "gloo-wrong-interface", "ib-gid-mismatch"),
+    "NCCL_SOCKET_IFNAME": ("nccl-wrong-interface", "collective-hang", "nccl-init-hang"),
+    "GLOO_SOCKET_IFNAME": ("gloo-wrong-interface", "collective-hang"),
+    "VLLM_HOST_IP": ("host-ip-mismatch",),
+    "NCCL_IB_HCA": ("nccl-init-hang", "collective-hang", "ib-gid-mismatch"),
+    "NCCL_IB_GID_INDEX": ("ib-gid-mismatch",),
+    "NCCL_IB_DISABLE": ("collective-hang",),
+    "bandwidth": ("collective-hang",),
     "model": ("weights-corrupt", "model-path-missing", "oom-weights"),
     "arguments": ("oom-kv-cache", "oom-runtime", "parallel-config-invalid", "heads-not-divisible"),
 }  # fmt: skip
 
 
 # What an agent finds on its node; unknown until it has answered.
-_FACTS = ("python", "ray", "vllm")
+_FACTS = ("python", "ray", "vllm", "torch", "nccl", "driver", "checkpoint")
 _SECRET_FLAG = re.compile(r"--[\w-]*(?:key|token|password|secret)[\w-]*", re.IGNORECASE)
 
 
-def recorded(spec: DeploymentSpec, facts: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
+def model_of(spec: DeploymentSpec) -> str:
+    """The model as the record names it."""
+    return f"{spec.model}@{spec.revision}" if spec.revision else spec.model
+
+
+def recorded(
+    spec: DeploymentSpec,
+    facts: Mapping[str, Mapping[str, Any] | None],
+    checked: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, str]:
     """A launch as `difference` compares it: "host/what" and "deployment/what" -> value; no secret in it.
 
     Args:
         facts: node -> what its agent found there, as far as it answered.
+        checked: node -> what the pre-flight found there: versions, driver, compiled environment, measured bandwidth.
     """
     found = {
         "deployment/identity": spec.identity,
-        "deployment/model": f"{spec.model}@{spec.revision}" if spec.revision else spec.model,
+        "deployment/model": model_of(spec),
         "deployment/arguments": " ".join(_without_secrets(spec.vllm_arguments)) or "none",
         "deployment/layout": f"TP {spec.tp} x PP {spec.pp}, {spec.executor}, {spec.device}, ranks on "
         + ", ".join(node.name for node in spec.rank_nodes()),
@@ -44,6 +63,9 @@ def recorded(spec: DeploymentSpec, facts: Mapping[str, Mapping[str, Any] | None]
         found[f"{node.name}/address"] = node.address
         if nic := node.env.get("NCCL_SOCKET_IFNAME") or node.env.get("GLOO_SOCKET_IFNAME"):
             found[f"{node.name}/nic"] = nic
+        found |= {
+            f"{node.name}/{what}": str(value) for what, value in (checked or {}).get(node.name, {}).items()
+        }
         here = facts.get(node.name) or {}
         found |= {f"{node.name}/{what}": str(here[what]) for what in _FACTS if here.get(what)}
     return found
@@ -64,26 +86,36 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def changes_since(
-    good: Mapping[str, str], spec: DeploymentSpec, facts: Mapping[str, Mapping[str, Any] | None]
+    good: Mapping[str, str],
+    spec: DeploymentSpec,
+    facts: Mapping[str, Mapping[str, Any] | None],
+    checked: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[tuple[str, str, str]]:
     """What this launch has other than the last good one. What a node has not told yet is no change.
 
     Args:
         good: `recorded` of the last good launch; empty if there was none, and then nothing changed.
+        checked: see `recorded`.
     """
     if not good:
         return []
-    now = recorded(spec, facts)
+    now = recorded(spec, facts, checked)
     silent = {
-        f"{node.name}/{what}"
+        key
         for node in spec.used_nodes()
-        for what in _FACTS
-        if f"{node.name}/{what}" not in now
+        for key in good
+        if key.startswith(f"{node.name}/") and key not in now and _is_silent(key, node.name, checked or {})
     }
     changes = difference({key: value for key, value in good.items() if key not in silent}, now)
     # The identity is a digest of all the rest: it only says something where nothing else does.
     telling = [change for change in changes if change[0] != "deployment/identity"]
     return telling or changes
+
+
+def _is_silent(key: str, node: str, checked: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether a value is missing because nobody told it this time, and not because it is gone."""
+    what = key.rsplit("/", 1)[-1]
+    return what in _FACTS or (what not in ("address", "nic") and node not in checked)
 
 
 def plan_names(spec: DeploymentSpec, facts: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:

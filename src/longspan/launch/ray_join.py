@@ -1,8 +1,9 @@
 """Speaks to a Ray cluster that somebody else started: who is in it, and one task per node that starts or sweeps.
 
 A program of its own, because it imports Ray: `ray_join probe ADDRESS` prints the nodes as JSON; `ray_join run ADDRESS`
-reads {"address", "argv", "env", "stdin"} and runs that on that node, such as our agent's program. Both must run on a
-machine of the cluster, as every Ray driver must.
+reads {"address", "argv", "env", "stdin"} and runs that on that node, such as our agent's program; `ray_join talk ADDRESS
+NODE ARGV…` runs a program on that node and carries lines to and fro. All must run on a machine of the cluster, as every
+Ray driver must.
 """
 
 import json
@@ -12,6 +13,9 @@ from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+# How the answers of a pre-flight's program begin (`preflight.remote`).
+TALK_MARKS = ("longspan-reply ", "longspan-old ")
 
 
 def connect(address: str) -> None:
@@ -28,6 +32,11 @@ def nodes() -> list[dict[str, Any]]:
             "hostname": node["NodeManagerHostname"],
             "gpus": int(node["Resources"].get("GPU", 0)),
             "head": "node:__internal_head__" in node["Resources"],
+            # Ray's name for the GPUs it found itself, such as "H100"; GPUs that were only declared have none.
+            "accelerator": next(
+                (key.partition(":")[2] for key in node["Resources"] if key.startswith("accelerator_type:")),
+                "",
+            ),
         }
         for node in ray.nodes()
         if node["Alive"]
@@ -52,15 +61,73 @@ def run(argv: list[str], more_env: dict[str, str], stdin: str) -> str:
     return done.stdout.decode()
 
 
+class Talker:
+    """Runs on the node: a program that answers each line but the first with one that starts with a mark."""
+
+    def __init__(self, argv: list[str], marks: tuple[str, ...]) -> None:
+        import os
+
+        env = {
+            key: value for key, value in os.environ.items() if not key.startswith(("RAY_JOB", "RAY_RAYLET"))
+        }
+        self.marks = marks
+        self.child = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        )
+
+    def say(self, line: str, *, answered: bool) -> tuple[str, str, int]:
+        """Hands a line over; returns (the answer or "", standard error and exit status once it has ended)."""
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        try:
+            self.child.stdin.write(line)
+            self.child.stdin.flush()
+        except OSError:
+            answered = True
+        if not answered:
+            return "", "", 0
+        for said in self.child.stdout:
+            if said.startswith(self.marks):
+                return said, "", 0
+        assert self.child.stderr is not None
+        return "", self.child.stderr.read()[-4000:], self.child.wait()
+
+    def end(self) -> None:
+        """Ends its input."""
+        assert self.child.stdin is not None
+        self.child.stdin.close()
+        try:
+            self.child.wait(5)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+
+
+def talk(node_id: str, argv: list[str]) -> int:
+    """Carries standard input's lines to a program on a node and its answers back; returns its exit status."""
+    strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+    actor = ray.remote(num_cpus=0)(Talker).options(scheduling_strategy=strategy).remote(argv, TALK_MARKS)
+    for number, line in enumerate(sys.stdin):
+        answer, errors, status = ray.get(actor.say.remote(line, answered=number > 0))
+        if number and not answer:
+            sys.stderr.write(errors)
+            return int(status) or 1
+        sys.stdout.write(answer)
+        sys.stdout.flush()
+    ray.get(actor.end.remote(), timeout=10)
+    return 0
+
+
 def main(arguments: list[str]) -> None:
     """See the module's text."""
-    verb, address = arguments
+    verb, address, *rest = arguments
     wanted = json.load(sys.stdin) if verb == "run" else {}
     connect(address)
     found = nodes()
     if verb == "probe":
         print(json.dumps({"version": ray.__version__, "nodes": found}))
         return
+    if verb == "talk":
+        sys.exit(talk(next(node["id"] for node in found if node["address"] == rest[0]), rest[1:]))
     node = next(node for node in found if node["address"] == wanted["address"])
     strategy = NodeAffinitySchedulingStrategy(node_id=node["id"], soft=False)
     task = (

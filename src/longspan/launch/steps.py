@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from longspan.deployment import DeploymentSpec, NodeSpec
+from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
 from longspan.finding import Finding
 from longspan.launch import commands
 from longspan.launch.actions import Action, Call, SetGateway, Start, StartAgents
@@ -33,6 +33,7 @@ from longspan.launch.events import (
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.group import ENGINE_PROCESSES, Group
 from longspan.launch.phases import said, strip_colour
+from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.stopping import Stopping
 from longspan.launch.words import EVENT_MARK
@@ -49,6 +50,8 @@ QUIET_SECONDS: dict[str, float] = {
     "agents": 60, "checkpoint": 1800, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
     "first token": 300, "verified": 1800,
 }  # fmt: skip
+# Phases whose processes may still live when something fails: what they wait for is taken down before they are ended.
+LIVE_PHASES = frozenset({"ray", "reservation", "engine", "gateway", "first token", "verified", "serving"})
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
 SILENT_SECONDS = 40.0
 MAX_TOLD = 10_000
@@ -159,13 +162,13 @@ class Steps:
 
     @property
     def head(self) -> NodeSpec:
-        """The node of rank 0, where Ray's head (if ours) and the engine's front end run."""
+        """The node of rank 0, where the engine's front end runs, and our Ray's head unless a node was named for it."""
         return self.nodes[0]
 
     @property
     def agents(self) -> list[str]:
         """The names of all agents."""
-        return [FRONT, *(node.name for node in self.nodes)]
+        return [FRONT, *(node.name for node in self.spec.ray_nodes())]
 
     def _enter(self, phase: Phase) -> None:
         if self.phase in PHASES:
@@ -191,11 +194,12 @@ class Steps:
         """Remembers why and takes everything down; the controller reports it."""
         if self.failure is None:
             self.failure = Failure(kind, self.phase, what, remedy)
-        return self._stop()
+        return self._stop(collect=kind != "proof")  # the ranks of a deployment that answers hang nowhere
 
-    def _stop(self) -> list[Action]:
+    def _stop(self, *, collect: bool = False) -> list[Action]:
+        """Takes everything down; with `collect` after the nodes have given what explains a silence."""
         if self.phase in {"stopping", "gone"}:
-            return []
+            return self.stopping.hurry() if self.stopping and not collect else []
         self.stopped_in = self.phase
         self._enter("stopping")
         self.waiting.clear()
@@ -212,9 +216,23 @@ class Steps:
         actions: list[Action] = []
         if self.gateway_up:
             actions.append(SetGateway("out", "the deployment is being stopped"))
-        actions += self.stopping.begin()
+        actions += self.stopping.begin(self._collect() if collect and self.stopped_in in LIVE_PHASES else [])
         self._end_if_done()
         return actions
+
+    def _collect(self) -> list[Call]:
+        """Asks every node for the stacks, sockets and counters of what still runs there."""
+        ranks = self.group.ranks if self.group else {}
+        calls = []
+        for node in self.nodes:
+            if node.name in self.joined:
+                pids = {str(s.pid): rank for rank, s in ranks.items() if s.address == node.address}
+                arguments = {
+                    "name": node.name, "mark": self.mark, "joined": bool(self.spec.ray_address), "pids": pids,
+                    "tp": self.spec.tp, "age_seconds": self.now - self.started["agents"],
+                }  # fmt: skip
+                calls.append(Call(f"collect:{node.name}", node.name, "collect", arguments))
+        return calls
 
     def _end_if_done(self) -> None:
         if self.phase == "stopping" and self.stopping and self.stopping.done:
@@ -227,17 +245,19 @@ class Steps:
             return []
         self._enter("checkpoint")
         actions: list[Action] = []
-        for node in self.nodes:
+        for node in self.spec.ray_nodes():
             files = {path: text for path, text in self.secrets.items() if text}
             actions += [
-                self._call(node.name, "facts", {"address": node.address, "model": self.spec.model}),
+                self._call(node.name, "facts", {"python": node.python}),
                 self._call(node.name, "write", {"files": files}),
                 self._call(node.name, "ports", {"address": node.address, "count": len(Ports._fields)}),
-                self._call(
-                    node.name, "digest",
-                    {"model": self.spec.model, "nonce": self.nonce, "full": self.spec.full_digest},
-                ),
-            ]  # fmt: skip
+            ]
+            if node in self.nodes:  # a head without ranks needs no copy
+                arguments = {
+                    "model": self.spec.model, "revision": self.spec.revision, "nonce": self.nonce,
+                    "full": self.spec.full_digest,
+                }  # fmt: skip
+                actions.append(self._call(node.name, "digest", arguments))
         return actions
 
     def _call(self, node: str, what: str, arguments: dict[str, Any]) -> Call:
@@ -293,14 +313,16 @@ class Steps:
         self._enter("ray")
         if self.spec.ray_address:
             return self._ray_ready()
-        return [self._ray_start(self.head, head=True)]
+        return [self._ray_start(self.spec.ray_nodes()[0], head=True)]
 
     def _versions_differ(self) -> tuple[str, str] | None:
         """What is wrong with the versions of engine, Ray and Python on the nodes, and what to do; None if nothing."""
+        if problem := unfit(self.nodes, self.facts, self.spec.device):
+            return problem
         head = self.head.name
         for key, name in (("vllm", "vLLM"), ("ray", "Ray"), ("python", "Python")):
             there = self.facts[head][key]
-            for node in self.nodes:
+            for node in self.nodes if key == "vllm" else self.spec.ray_nodes():
                 here = self.facts[node.name][key]
                 if not here:
                     return (
@@ -316,14 +338,16 @@ class Steps:
         return None
 
     def _ray_start(self, node: NodeSpec, *, head: bool) -> Start:
-        port = self.ports[self.head.name].ray
-        self.ray_address = f"{self.head.address}:{port}"
+        first = self.spec.ray_nodes()[0]
+        fixed = RayPorts(self.spec.ray_first_port) if self.spec.ray_first_port else None
+        port = fixed.gcs if fixed else self.ports[first.name].ray
+        self.ray_address = f"{first.address}:{port}"
         return Start(
             node.name,
             commands.ray_start(
-                node, head=head, head_address=self.head.address, port=port,
+                node, head=head, head_address=first.address, port=port,
                 own_ports=(self.ports[node.name].ray_client, self.ports[node.name].ray_agent),
-                temp_dir=f"{self.paths.ray_temp}/{node.name}", token_file=self.paths.ray_token,
+                temp_dir=f"{self.paths.ray_temp}/{node.name}", token_file=self.paths.ray_token, fixed=fixed,
             ),
         )  # fmt: skip
 
@@ -389,8 +413,9 @@ class Steps:
         return []
 
     def _ray_line(self, node: str, line: str) -> list[Action]:
-        if self.phase == "ray" and node == self.head.name and "Ray runtime started" in line:
-            starts: list[Action] = [self._ray_start(other, head=False) for other in self.nodes[1:]]
+        first, *others = self.spec.ray_nodes()
+        if self.phase == "ray" and node == first.name and "Ray runtime started" in line:
+            starts: list[Action] = [self._ray_start(other, head=False) for other in others]
             return [*starts, *self._ray_ready()]
         return []
 
@@ -409,7 +434,6 @@ class Steps:
         gateway = Process(
             "gateway",
             (self.python, "-m", "longspan.gateway", "--config", self.paths.gateway_config),
-            "gateway",
         )
         return [SetGateway("out", "the engine is starting"), Start(FRONT, gateway), *self.group.start()]
 

@@ -59,8 +59,13 @@ def node_path(link: Link) -> Path:
 
 
 def network_path(networks: list[Network], nodes: int) -> Path:
-    """Between nodes: the slowest network of them; RDMA only if all have it."""
+    """Between nodes: the slowest network of them; RDMA only if all have it. What `longspan check` measured counts more."""
     kind = "rdma" if all(network.is_rdma for network in networks) else "tcp"
+    if all(network.measured_bytes_per_second for network in networks):
+        # A measured rate is what was reached; the path's rate is multiplied by the share that is usually reached.
+        reached = min(network.measured_bytes_per_second for network in networks)
+        latency = max(network.measured_latency_seconds for network in networks)
+        return Path(kind, reached / _LATENCY[kind][2], nodes, latency)
     return Path(kind, min(network.bytes_per_second for network in networks), nodes)
 
 

@@ -1,0 +1,92 @@
+"""How a pre-flight gets to a node that is no plain host: through a Ray that runs, or into its container."""
+
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from longspan.cluster.container import Container
+from longspan.daemon import reach, starting
+from longspan.deployment import NodeSpec
+from longspan.errors import HostError
+from longspan.host import Completed, Conversation, Host, LocalHost, SlurmHost, SshHost
+from longspan.launch import container
+from longspan.launch.container import Job
+
+
+@dataclass(frozen=True, slots=True)
+class RayHost:
+    """A node of a Ray that runs already, reached by an actor on it; this machine must belong to that Ray."""
+
+    name: str
+    address: str
+    ray_address: str
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """Nothing but a conversation is carried.
+
+        Raises:
+            HostError: always.
+        """
+        raise HostError(f"{self.name} is only reached for a conversation.")
+
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`."""
+        return Conversation(
+            [sys.executable, "-m", "longspan.launch.ray_join", "talk", self.ray_address, self.address, *argv]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerHost:
+    """A node whose processes run in a container: the check runs in one of the same kind, which ends with it."""
+
+    name: str
+    outer: LocalHost | SshHost | SlurmHost
+    image: Container
+    model: str
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> Completed:
+        """Nothing but a conversation is carried.
+
+        Raises:
+            HostError: always.
+        """
+        raise HostError(f"{self.name} is only reached for a conversation.")
+
+    def open(self, argv: Sequence[str]) -> Conversation:
+        """See `Host.open`.
+
+        Raises:
+            HostError: no engine or no image there, with what to do.
+        """
+        job = Job("check", self.name, f"check-{secrets.token_hex(4)}", "", self.model)
+        said = self.outer.run(container.prepare_command(self.image, job)).stdout
+        job = replace(job, home=starting.home_said(said, self.image))
+        return self.outer.open(container.run_command(self.image, job, argv))
+
+
+def host_of(node: NodeSpec, ray_address: str | None, model: str = "") -> Host:
+    """The door to a node: over ssh, by a job step, in its container, by an actor of a Ray that runs, or this machine."""
+    if ray_address and node.is_here:
+        return RayHost(node.name, node.address, ray_address)
+    outer = reach.host_of(node)
+    return (
+        ContainerHost(node.name, outer, node.container, model)
+        if node.container and not ray_address
+        else outer
+    )

@@ -1,0 +1,1 @@
+"""Pre-flight: what every node says of itself, checked, compared and tried out before anything heavy is loaded."""

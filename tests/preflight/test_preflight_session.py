@@ -1,0 +1,206 @@
+"""Real sessions on this machine: its loopback addresses as nodes, without root or ssh."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from longspan.host import LocalHost
+from longspan.preflight import gather, remote, trial
+from longspan.preflight.run import Options, Target, preflight
+from longspan.preflight.scene import Scene, Wanted
+from longspan.preflight.session import Session, SessionLostError, sources
+
+
+def looked_at(targets: list[Target], options: Options) -> Scene:
+    """A pre-flight of them."""
+    wanted = [Wanted(one.name, one.address, 1, one.env) for one in targets]
+    return preflight(targets, wanted, options, lambda _: None)
+
+
+def here(name: str, address: str, python: str = sys.executable, **env: str) -> Target:
+    """A node that is this machine under a loopback address of its own."""
+    return Target(name, address, LocalHost(name), python, env)
+
+
+def test_two_addresses_of_this_machine() -> None:
+    """Facts come back, every pair is tried on fixed and random ports both ways, clocks agree, and a secret stays there."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first = here("a", "127.0.0.2", HF_TOKEN="hf_" + "x" * 20, NCCL_DEBUG="INFO")
+    scene = looked_at(
+        [first, here("b", "127.0.0.3")],
+        Options(fixed_ports=(port,), ray_ports=(port, port), collective=False),
+    )
+    for node in scene.nodes:
+        assert node.answered, node.refused
+        assert node.python == ".".join(map(str, sys.version_info[:3]))
+        assert node.clock_offset_seconds is not None
+        assert abs(node.clock_offset_seconds) < 5
+    a = scene.nodes[0]
+    assert (a.env["HF_TOKEN"], a.env["NCCL_DEBUG"]) == ("(set)", "INFO")
+    assert "xxxxx" not in repr(scene.nodes)
+    assert {(pair.source, pair.target) for pair in scene.pairs} == {("a", "b"), ("b", "a")}
+    for pair in scene.pairs:
+        assert len(pair.ports) == 6
+        assert all(not one.error for one in pair.ports)
+        assert {one.peer_seen for one in pair.ports} == {"127.0.0.2" if pair.source == "a" else "127.0.0.3"}
+    assert scene.no_collective == "not asked for"
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    """What could not be listened on comes back with the reason, and its holder with the facts."""
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        port = taken.getsockname()[1]
+        node = here("a", "127.0.0.2")
+        scene = looked_at(
+            [node, here("b", "127.0.0.3")],
+            Options(fixed_ports=(port,), ray_ports=(port, port), collective=False),
+        )
+    held = scene.nodes[0].ports_held
+    assert [one.port for one in held] == [port]
+    assert f"pid {os.getpid()}" in held[0].holder
+
+
+def test_an_old_python_and_none(tmp_path: Path) -> None:
+    """A Python that is too old says its version; one that is not there is a refusal, not a crash."""
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho 'longspan-old 3.8.10'\n")
+    old.chmod(0o755)
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'no such module' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    targets = [
+        here("a", "127.0.0.2", str(old)),
+        here("b", "127.0.0.3", "/nowhere/python"),
+        here("c", "127.0.0.4", str(broken)),
+    ]
+    scene = looked_at(targets, Options(collective=False))
+    refused = [node.refused for node in scene.nodes if node.refused]
+    assert refused[0][0] == "python-old"
+    assert "3.8.10" in refused[0][1]
+    assert len(refused) == 3
+    assert "no such module" in refused[2][1]
+    assert scene.no_pairs == "fewer than two nodes answer"
+
+
+def test_greetings_of_a_shell_are_no_answers(tmp_path: Path) -> None:
+    """Text that a login script prints before the program does not disturb the session."""
+    chatty = tmp_path / "chatty"
+    chatty.write_text(f'#!/bin/sh\necho "Welcome to h1"\nexec {sys.executable} "$@"\n')
+    chatty.chmod(0o755)
+    session = Session(LocalHost("a"), str(chatty), {})
+    try:
+        assert isinstance(session.ask("clock", 30), float)
+        with pytest.raises(ValueError, match="unknown request"):
+            session.ask("nonsense", 30)
+    finally:
+        session.close()
+
+
+def test_a_node_that_falls_silent(tmp_path: Path) -> None:
+    """No answer in time ends the session with a cause."""
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    session = Session(LocalHost("a"), str(silent), {})
+    with pytest.raises(SessionLostError) as lost:
+        session.ask("clock", 0.2)
+    session.close()
+    assert lost.value.refused[0] == "host-silent"
+
+
+def test_the_program_ends_with_its_input() -> None:
+    """A check that is killed leaves nothing: the node's program sees the end of its input."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", remote.BOOT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert child.stdin is not None
+    child.stdin.write(remote.bundle(sources(remote.NODE_MODULES), "node", {}) + "\n")
+    child.stdin.write(
+        json.dumps({"id": 1, "do": "listen", "nonce": "n", "address": "127.0.0.2", "ports": [], "random": 2})
+        + "\n"
+    )
+    child.stdin.close()
+    assert child.wait(60) == 0
+
+
+def test_a_stranger_on_the_port() -> None:
+    """A program that takes the connection but does not know the nonce is not taken for ours; a closed port is refused."""
+    listeners = trial.Listeners("theirs")
+    opened = listeners.open("127.0.0.2", [], 1)
+    (port,) = opened["ports"]
+    try:
+        told = trial.try_port("127.0.0.3", "127.0.0.2", port, "ours", bulk=False)
+    finally:
+        listeners.close()
+    assert told["stage"] == "answer"
+    assert "refused" in trial.try_port("127.0.0.3", "127.0.0.2", port, "ours", bulk=False)["error"]
+
+
+def test_one_probe_that_fails_or_hangs_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is told, with the reason for what is not."""
+    import threading
+
+    never = threading.Event()
+
+    def broken(_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(
+        gather, "PROBES", {"python": gather.python, "xids": broken, "shm": lambda _: never.wait(30)}
+    )
+    told = gather.gather({"total_seconds": 0.5})
+    never.set()
+    assert told["values"].keys() == {"python"}
+    assert told["unknown"]["xids"] == "out of luck"
+    assert "no answer" in told["unknown"]["shm"]
+
+
+def test_model_files(tmp_path: Path) -> None:
+    """Missing shards and files that are cut short are told by name; a whole checkpoint has neither."""
+    from longspan.preflight.gather_model import model
+
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(8)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "a.safetensors").write_bytes(whole)
+    (tmp_path / "b.safetensors").write_bytes(whole[:-3])
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"w": "a.safetensors", "v": "c.safetensors"}})
+    )
+    told = model({"model": str(tmp_path)})
+    assert (told["missing"], told["damaged"]) == (["c.safetensors"], ["b.safetensors"])
+    assert model({"model": str(tmp_path / "nowhere")}) == {"there": False}
+
+
+def test_a_path_mtu_on_loopback() -> None:
+    """Loopback takes what its NIC says, and an echo that nobody runs gives 0."""
+    listeners = trial.Listeners("n")
+    udp = listeners.open("127.0.0.2", [], 0)["udp"]
+    try:
+        assert trial.path_mtu("127.0.0.3", "127.0.0.2", udp, "n", 1500) == {"mtu": 1500, "wanted": 1500}
+    finally:
+        listeners.close()
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_real_collective_on_this_machine() -> None:
+    """Two members with Gloo: right sums, and figures above zero."""
+    targets = [
+        here("a", "127.0.0.2", GLOO_SOCKET_IFNAME="lo"),
+        here("b", "127.0.0.3", GLOO_SOCKET_IFNAME="lo"),
+    ]
+    scene = looked_at(targets, Options(collective=True))
+    assert scene.no_collective == ""
+    (group,) = scene.groups
+    assert group.ok, group
+    assert (
+        min(group.latency_seconds, group.bus_bytes_per_second, group.hop_seconds, group.hop_bytes_per_second)
+        > 0
+    )
