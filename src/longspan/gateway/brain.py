@@ -41,6 +41,7 @@ class Brain:
         self.log = log
         self.now = asyncio.get_running_loop().time
         self._figures = Figures()
+        self._settle_at = 0.0
         self._ended: list[tuple[Entry, Ticket | None, float]] = []
         self.pools: dict[str, Pool] = {}
         self.draining = False
@@ -145,13 +146,14 @@ class Brain:
         else:
             actions = self.dispatcher.finish(request, ok=False, now=now, used_tokens=tokens, usd=entry.usd)
         self._ended.append((entry, ticket, now))
-        if len(self._ended) >= MAX_ENDED:
+        if now >= self._settle_at or len(self._ended) >= MAX_ENDED:  # the first of a calm is counted at once
             self.settle()
         self.perform(actions)
 
     def settle(self) -> None:
         """Counts and records what ended since the last time: in one go, for one by one it costs several times as much."""
         ended, self._ended = self._ended, []
+        self._settle_at = self.now() + TICK_SECONDS
         for entry, ticket, now in ended:
             row = _row(entry, ticket, now)
             if not entry.outside and entry.target:

@@ -1,6 +1,6 @@
 """SQLite behind one writer thread: the ledger, keys made through the admin API, and the audit log.
 
-The event loop only puts into a queue; rows are written in batches four times a second, so that a slow disk delays
+The event loop only puts into a queue; rows are written in batches, at most ten a second, so that a slow disk delays
 nobody. Readers (`gateway why`, exports) open the file themselves: WAL lets them.
 """
 
@@ -18,7 +18,7 @@ from longspan.errors import GatewayError
 from longspan.gateway.config import KeyRule
 from longspan.gateway.ledger import Balance, Entry, Row, Sum, Try
 
-BATCH_SECONDS = 0.25
+BATCH_SECONDS = 0.1
 # Older rows are deleted, so that the file does not grow for ever; once an hour, a slice at a time.
 KEEP_DAYS = 90
 FORGET_SECONDS = 3600.0
@@ -92,15 +92,18 @@ class Store:
 
     def _write(self) -> None:
         db = _open(self.path)
-        forget_at = 0.0
+        forget_at = written = 0.0
         while True:
             item = self._queue.get()
             batch = [item] if item is not None else []
-            self._stop.wait(BATCH_SECONDS)
+            self._stop.wait(
+                max(0.0, written + BATCH_SECONDS - time.monotonic())
+            )  # the first of a calm is written at once
             while not self._queue.empty():
                 more = self._queue.get()
                 if more is not None:
                     batch.append(more)
+            written = time.monotonic()
             try:
                 _run(db, batch)
             except sqlite3.Error:
