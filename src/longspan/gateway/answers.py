@@ -54,7 +54,7 @@ class AnswerBook:
 
     def _read(self, line: bytes) -> Header | None:
         name, colon, value = line.partition(b":")
-        value = value.strip(b" \t")
+        value = value.lstrip(b" \t")  # the parser keeps what follows the value
         if not colon or _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
             return None
         name = name.lower()
