@@ -71,6 +71,7 @@ IO_MODULES = {
     "gateway.server",
     "gateway.settings",
     "gateway.store",
+    "gateway.tracing",
     "gateway.upstream",
     "gateway.watch",
     "gateway.workers",
