@@ -159,13 +159,19 @@ class Group:
             return self._fail(
                 "capacity",
                 f"The plan needs {event['want']} GPUs, the Ray nodes that joined offer {event['have']}.{missing}",
-                "`ray status` shows what each node offers; its log is in the state directory.",
+                self._where_to_look("what each node offers"),
             )
         return self._fail(
             "capacity",
             f"{event['want']} GPUs could not be reserved: {event['available']:.0f} are free in the Ray cluster.",
-            "Something else holds them; `ray status` shows what.",
+            f"Something else holds them. {self._where_to_look('what')}",
         )
+
+    def _where_to_look(self, what: str) -> str:
+        """Our own Ray runs without its monitor (it listens on all interfaces), and so without `ray status`."""
+        if self.spec.ray_address:
+            return f"`ray status` on its head shows {what}."
+        return "The log of Ray on each node stands beside the others of this deployment."
 
     def _reserved(self, event: dict[str, Any]) -> list[Action]:
         self.placement_group = event["placement_group"]
