@@ -141,6 +141,18 @@ def here() -> NodeSpec:
     return NodeSpec("this-machine", "127.0.0.1", 0, python=sys.executable)
 
 
+def finding_lines(checked: Checked) -> list[str]:
+    """A line a cause; what several nodes have in common is said once, with their names."""
+    causes: dict[tuple[str, str], list[Finding]] = {}
+    for finding in checked.findings:
+        causes.setdefault((finding.severity, finding.cause), []).append(finding)
+    lines = []
+    for (severity, _), found in causes.items():
+        likewise = f" (likewise {', '.join(one.subject for one in found[1:])})" if len(found) > 1 else ""
+        lines.append(f"{severity}: {found[0].summary}{likewise} {found[0].remedy}")
+    return lines
+
+
 def summary(checked: Checked) -> str:
     """The last line."""
     states = [one.outcome.state for one in checked.judged]

@@ -209,8 +209,8 @@ def _preflight(spec: DeploymentSpec, hosts: HostsFile | None, places: Places) ->
     checked = preflighting.before_launch(spec, hosts, lambda text: click.echo(f"  check: {text}", err=True))
     record = check_record.record_of(checked)
     write_private(places.preflight, json.dumps(record))
-    for finding in checked.findings:
-        click.echo(f"  {finding.severity}: {finding.summary} {finding.remedy}", err=True)
+    for line in preflighting.finding_lines(checked):
+        click.echo(f"  {line}", err=True)
     click.echo(f"  check: {preflighting.summary(checked)}", err=True)
     try:
         preflighting.refuse_errors(checked)
