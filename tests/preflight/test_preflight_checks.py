@@ -295,6 +295,17 @@ def test_the_guilty_node_is_found(count: int, data: st.DataObject) -> None:
     assert guilty(groups) == (bad,)
 
 
+def test_of_two_nodes_the_one_that_failed_by_itself() -> None:
+    """With a single pair the member that only waited is not blamed; where both waited, both are named."""
+    errors = {
+        "a": "DistBackendError: timed out after 10 s",
+        "b": "RuntimeError: Unable to find address for: eth9",
+    }
+    assert guilty((GroupResult(("a", "b"), "gloo", errors=errors),)) == ("b",)
+    both = {**errors, "b": "Connection closed by peer"}
+    assert guilty((GroupResult(("a", "b"), "gloo", errors=both),)) == ("a", "b")
+
+
 @given(
     st.dictionaries(st.text(min_size=1, max_size=3), st.sampled_from(["1", "2", "3"]), min_size=1, max_size=9)
 )

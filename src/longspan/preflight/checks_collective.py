@@ -1,5 +1,7 @@
 """The real collective, judged: right sums, and a rate that fits what was planned."""
 
+import re
+
 from longspan.finding import Finding
 from longspan.preflight.check import Check, Outcome, finding, together
 from longspan.preflight.environment import NIC_VARIABLES
@@ -11,8 +13,25 @@ LEAST_SHARE = 0.7
 SLOW_SHARE = 0.5
 
 
+# What a member says that only waited for another.
+_WAITED = re.compile(
+    r"timed? ?out|timeout|connection (closed|reset|refused)|broken pipe|did not end within|store",
+    re.IGNORECASE,
+)
+
+
 def guilty(groups: tuple[GroupResult, ...]) -> tuple[str, ...]:
-    """The nodes that explain all failed groups: those in every failed pair; else in the smallest failed group."""
+    """The nodes that explain all failed groups: those in every failed pair; else in the smallest failed group.
+
+    Where that leaves several, those that failed by themselves and did not only wait for another.
+    """
+    suspects = _suspects(groups)
+    told = {name: text for group in groups if not group.ok for name, text in group.errors.items()}
+    own = tuple(name for name in suspects if name in told and not _WAITED.search(told[name]))
+    return own or suspects
+
+
+def _suspects(groups: tuple[GroupResult, ...]) -> tuple[str, ...]:
     failed = [group for group in groups if not group.ok]
     if not failed:
         return ()
