@@ -16,11 +16,12 @@ install:
 up: install
 	@$(BIN)/longspan up $(ARGS)
 
-down: install
-	@$(BIN)/longspan down $(ARGS)
+# These two install nothing where Longspan is installed: a deployment may be running out of that environment.
+down status: $(BIN)/longspan
+	@$(BIN)/longspan $@ $(ARGS)
 
-status: install
-	@$(BIN)/longspan status $(ARGS)
+$(BIN)/longspan:
+	@scripts/install up
 
 lint:
 	@scripts/install test

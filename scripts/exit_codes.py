@@ -35,7 +35,9 @@ def render() -> str:
         [
             "# Exit codes",
             "",
-            "Every verb ends with one of these. With `--json` the code is the same, and the message goes to stderr.",
+            "Every verb ends with one of these. With `--json` the code is the same: the paragraph goes to stderr, and",
+            'standard output holds one document, `{"error": {"kind": …, "what": …, "remedy": …, "exit_code": …}}`.',
+            "A wrong command line (2) and Ctrl-C (130) leave standard output empty.",
             "This page is made by `scripts/exit_codes.py` from `longspan/errors.py`.",
             "",
             "| code | error | meaning |",

@@ -78,6 +78,7 @@ def main() -> int:
     checks: tuple[Callable[[dict[str, Any]], None], ...] = (device_is_cuda, ranks_on_own_gpus, proved)
     failed = 0
     for name, arguments in layouts.items():
+        before = compute_processes()
         try:
             status = deployed(options.model, *arguments)
             for check in checks:
@@ -88,8 +89,12 @@ def main() -> int:
             print(f"FAIL {name}: {error}", flush=True)
         finally:
             longspan("down", *NAME)
-        if left := compute_processes():
-            print(f"NOTE {name}: compute processes after down (others' or ours?): {left}", flush=True)
+        if left := {pid: gpu for pid, gpu in compute_processes().items() if pid not in before}:
+            failed += 1
+            print(
+                f"FAIL {name}: compute processes that were not there before are left after down: {left}",
+                flush=True,
+            )
     return 1 if failed else 0
 
 

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from lab.build import Lab, build_lab, why_no_lab
+from longspan.errors import LongspanError
 
 # No timing decides a test: a shared machine may stall any example. In CI the examples are the same in every run, so that a
 # change is judged by itself; at home they are new each time.
@@ -18,6 +20,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model in the user's cache, which `longspan up` uses too; converted here where it is not there yet (1 min)."""
+    from longspan.model import demo
+
+    try:
+        demo.require_tools()
+        demo.gguf_file()
+    except LongspanError as error:
+        pytest.skip(f"{error} (or: make test)")
+    return demo.ensure_demo_model(print)
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,7 @@ IO_MODULES = {
     "daemon.places",
     "daemon.processes",
     "daemon.reach",
+    "daemon.snapshot",
     "daemon.spare",
     "daemon.starting",
     "daemon.sweep",
@@ -80,6 +81,9 @@ IO_MODULES = {
     "preflight.session",
     "preflight.trial",
     "doctor.bundle",
+    "doctor.fetch",
+    "doctor.flight",
+    "doctor.kept",
     "doctor.live",
 }
 IMPURE_IMPORTS = {

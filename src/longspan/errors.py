@@ -104,6 +104,12 @@ class ControlPlaneError(LongspanError):
     exit_code = 22
 
 
+class StateError(LongspanError):
+    """Longspan's own files (state, key, cache) cannot be written or read: a full disk, a read-only home."""
+
+    exit_code = 25
+
+
 class GatewayConfigError(LongspanError):
     """The gateway's configuration file is unreadable, is not TOML, or contradicts itself."""
 

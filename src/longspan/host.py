@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from longspan.errors import HostError
 
@@ -163,6 +163,15 @@ def available_memory_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def gpu_kind() -> Literal["cpu", "cuda", "rocm"]:
+    """Whose GPUs this machine has, as vLLM calls their platforms; "cpu" where it has none."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True)
+        if listed.stdout.startswith("GPU "):
+            return "cuda"
+    return "rocm" if Path("/dev/kfd").exists() else "cpu"  # the ROCm kernel driver
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,19 +70,27 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes this machine another: an engine, GPUs, memory and disk as a test wants them."""
-    from longspan.cli import machine, prepare
+    """Makes this machine another: an engine, GPUs, memory and disk as a test wants them; hosts over ssh have the same device unless said."""
+    from longspan.cli import devices, machine, prepare, room
 
     def make(
-        *, gpus: int = 0, memory_bytes: int = 64 << 30, disk_bytes: int = 64 << 30, gpu_bytes: int = 80 << 30
+        *,
+        gpus: int = 0,
+        memory_bytes: int = 64 << 30,
+        disk_bytes: int = 64 << 30,
+        gpu_bytes: int = 80 << 30,
+        over_ssh: str | None = None,
     ) -> None:
         monkeypatch.setattr(prepare, "find_spec", lambda name: object())
+        monkeypatch.setattr(prepare, "installed", lambda *names: "99.0")
         monkeypatch.setattr(machine, "gpus", lambda: list(range(gpus)))
         monkeypatch.setattr(machine, "device", lambda: "cuda" if gpus else "cpu")
         monkeypatch.setattr(machine, "available_memory_bytes", lambda: memory_bytes)
         monkeypatch.setattr(machine, "smallest_gpu_bytes", lambda: gpu_bytes)
         usage = type("usage", (), {"free": disk_bytes})
-        monkeypatch.setattr(prepare.shutil, "disk_usage", lambda path: usage)
+        monkeypatch.setattr(room.shutil, "disk_usage", lambda path: usage)
+        other = over_ssh or ("cuda" if gpus else "cpu")
+        monkeypatch.setattr(devices, "probe", lambda host: other)
 
     make()
     return make

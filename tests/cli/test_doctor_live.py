@@ -16,10 +16,11 @@ from test_verbs import document
 from longspan import errors
 from longspan.cli import control, doctor_live, up
 from longspan.daemon.controller import Controller
-from longspan.daemon.launch_store import LaunchStore
+from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.doctor import live
+from longspan.doctor import fetch, live
+from longspan.doctor.kept import keep
 from longspan.doctor.launches import changes_since, plan_names, recorded, with_ranks
 from longspan.doctor.standing import rank_states, standing
 from longspan.finding import Finding
@@ -55,6 +56,21 @@ def status(places: Places, phase: str = "engine") -> dict[str, Any]:
         "phases": [{"phase": "engine", "seconds": 400.0}], "engine_phases": {"starting": 100.0},
         "state_dir": str(places.root), "logs": str(places.logs),
     }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def far(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What lies on gpu-2: log -> text. With nothing there, it does not answer either."""
+    there: dict[str, str] = {}
+
+    def run(host: SshHost, argv: Any, **_: Any) -> Completed:
+        if not there:
+            raise errors.HostError(f"{host.name} cannot be reached: no route.")
+        assert "cd ~/.local/state/longspan/default/logs/gpu-2 " in argv[-1]
+        return Completed(0, "".join(f"\n{fetch._MARK} ./{name}\n{text}" for name, text in there.items()), "")
+
+    monkeypatch.setattr(SshHost, "run", run)
+    return there
 
 
 @pytest.fixture
@@ -103,6 +119,7 @@ def test_the_controller_remembers_a_launch_that_serves(
 
     async def life() -> None:
         controller = Controller(places, SPEC, "127.0.0.1")
+        controller.machine.begin(0.0)
         controller.machine.facts = FACTS
         await controller.feed(Tick())
         await controller.noted()
@@ -276,3 +293,81 @@ def test_a_failed_up_says_what_changed(places: Places) -> None:
     assert "oom-" in remedy
     assert "Changed since the last good launch:" in remedy
     assert "deployment/arguments: none -> --max-model-len 8192 --hf-token ***" in remedy
+
+
+def test_the_logs_of_other_machines_are_read(
+    longspan: Callable[..., Any], places: Places, far: dict[str, str]
+) -> None:
+    """After a failed launch the far node's logs are fetched and judged with its plan's name, by `doctor` and by `up` itself;
+    a path that leads outside is dropped, and what was fetched once is not read again when the node no longer answers."""
+    (places.logs / "gpu-1" / "launcher.log").write_text(
+        "(EngineCore pid=7) ERROR 11-02 10:00:10 [core.py:1] EngineCore failed to start.\n"
+    )
+    far["ray/raylet.out"] = (
+        "[2026-11-02 10:00:09,1 E 7 9] (raylet) OSError: [Errno 28] No space left on device: '/tmp/ray'\n"
+    )
+    far["../../escape"] = "x"
+    failed = {**status(places, "gone"), "failure": Failure("launch", "engine", "It broke.").to_json()}
+    write_private(places.last_status, json.dumps(failed))
+    answer = longspan("doctor", "--name", "default", "--json").document
+    assert answer["findings"][0]["cause"] == "disk-full"
+    assert answer["findings"][0]["evidence"][0]["file"].endswith("fetched/gpu-2/ray/raylet.out")
+    assert "gpu-2" in answer["findings"][0]["subject"]
+    assert answer["logs_elsewhere"] == []
+    assert "disk-full" in up._failure(failed).remedy
+    far.clear()
+    answer = longspan("doctor", "--name", "default", "--json").document
+    assert answer["findings"][0]["cause"] == "insufficient-evidence"
+    assert answer["logs_elsewhere"] == ["gpu-2"]
+    assert (
+        "gpu-2, which lie there: gpu-2 cannot be reached: no route."
+        in longspan("doctor", "--name", "default").out
+    )
+
+
+STACK = 'Thread 7 (active): "MainThread"\n    ncclCommInitRank (pynccl.py:311)\n    main (x.py:1)\n'
+
+
+def test_what_was_collected_explains_a_silence(
+    longspan: Callable[..., Any], places: Places, tmp_path: Path
+) -> None:
+    """The stacks that were taken before the ranks were ended name the hang where no log does; where a log names the cause
+    they are hints; a kernel message counts as a log; all of it stands redacted in the bundle."""
+    failed = {**status(places, "gone"), "failure": Failure("launch", "engine", "No sign.").to_json()}
+    write_private(places.last_status, json.dumps(failed))
+    for node in ("gpu-1", "gpu-2"):
+        (places.logs / node).mkdir(exist_ok=True)
+    (places.logs / "gpu-1" / "launcher.log").write_text("INFO nothing\n")
+    keep(places.logs / "gpu-2", {"stack-rank-1": STACK, "sockets": "ESTAB 0 0 10.0.0.12:22 10.9.9.9:5000\n"})
+    answer = longspan("doctor", "--name", "default", "--json").document
+    assert answer["findings"][0]["cause"] == "nccl-init-hang"
+    assert answer["logs_elsewhere"] == ["gpu-2"]
+    assert "nccl-init-hang" in up._failure(failed).remedy
+    out = tmp_path / "b.tar.gz"
+    assert longspan("doctor", "--name", "default", "--bundle", str(out)).code == 0
+    with tarfile.open(out) as archive:
+        texts = {m.name: archive.extractfile(m).read().decode() for m in archive.getmembers()}  # type: ignore[union-attr]
+    assert "ncclCommInitRank" in texts["hosts/000/stack-rank-1.txt"]
+    assert "10.9.9.9" not in texts["hosts/000/sockets.txt"]
+    keep(
+        places.logs / "gpu-2",
+        {"kernel": "[ 5.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"},
+    )
+    findings = longspan("doctor", "--name", "default", "--json").document["findings"]
+    assert findings[0]["cause"] == "gpu-hardware-fault"
+    assert [f["severity"] for f in findings if f["cause"] == "nccl-init-hang"] == ["info"]
+
+
+def test_patience_comes_from_own_launches(
+    longspan: Callable[..., Any], places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phase that takes long in each launch of this model is not late; another model's launches say nothing."""
+    monkeypatch.setattr(Places, "running", lambda self: {"pid": 1})
+    monkeypatch.setattr(control, "request", lambda record, path: status(places))
+    monkeypatch.setattr(live, "collect", lambda targets: [])
+    late = longspan("doctor", "--name", "default", "--json").document["live"]["over_seconds"]
+    assert late > 0
+    for model, over in (("/other", late), ("/m", -500.0)):
+        made_of = recorded(replace(SPEC, model=model), {})
+        LaunchLog(LaunchStore(places.launches)).note("serving", made_of, "", {"engine (starting)": 300.0})
+        assert longspan("doctor", "--name", "default", "--json").document["live"]["over_seconds"] == over

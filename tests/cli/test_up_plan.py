@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from longspan import errors
-from longspan.cli import prepare
+from longspan.cli import joining, prepare
 from longspan.cli.plan_choice import vllm_arguments
 from longspan.cli.request import Request
 from longspan.deployment import DeploymentSpec
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("nothing_starts", "machine")
 HOSTS = (
     '[[node]]\nname = "b"\naddress = "10.0.0.2"\ngpus = 4\nssh = "ops@b"\nenv = { NCCL_SOCKET_IFNAME = "eth9" }\n'
     '[[node]]\nname = "spare"\naddress = "10.0.0.3"\n'
-    '[[node]]\nname = "a"\naddress = "10.0.0.1"\ngpus = "4x H100-SXM-80GB"\n'
+    '[[node]]\nname = "a"\naddress = "10.0.0.1"\ngpus = 4\n'
 )
 TWO = Replica(
     "r0", Layout(pp=2, partition=(16, 14)), (Place("a", 2), Place("b", 3)), "ray", 4096, 8, ("--kv-cache-dtype", "fp8"),
@@ -154,7 +154,7 @@ def test_a_ray_that_runs(files: Files, machine: Any, monkeypatch: pytest.MonkeyP
     ]
     out = json.dumps({"version": "2.60.0", "nodes": nodes})
     monkeypatch.setattr(
-        prepare.subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, 0, out, "")
+        joining.subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, 0, out, "")
     )
     files.cluster.write_text('[ray]\naddress = "10.0.0.1:6379"\n' + HOSTS)
     spec = files.deployment()

@@ -1,5 +1,6 @@
 """`up` with bad input: one paragraph with what was seen and what to do, its exit code, and nothing started."""
 
+import errno
 import json
 import os
 import socket
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from longspan import errors
-from longspan.cli import main, prepare
+from longspan.cli import joining, keys, main, prepare, room
+from longspan.deployment import DeploymentSpec, NodeSpec
 
 pytestmark = pytest.mark.usefixtures("nothing_starts", "machine")
 
@@ -123,6 +125,22 @@ def test_no_engine(
     )
 
 
+@pytest.mark.parametrize(
+    ("package", "version", "words"),
+    [
+        ("vllm", "0.22.1", "vLLM 0.22.1 is older than 0.23"),
+        ("vllm", "0.9", "vLLM 0.9 is older"),
+        ("ray", "2.48.0", "Ray 2.48.0 is older than 2.52"),
+    ],
+)
+def test_an_engine_that_is_too_old(
+    longspan: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, words: str
+) -> None:  # fmt: skip
+    """Found before anything starts, with both versions and the way out."""
+    monkeypatch.setattr(prepare, "installed", lambda *names: version if package in names else "99.0")
+    refused(longspan("up", str(model)), errors.EngineMissingError, words, f"pip install --upgrade {package}")
+
+
 def test_too_little_memory(longspan: Callable[..., Any], model: Path, machine: Callable[..., None]) -> None:
     """What the ranks need and what there is."""
     machine(memory_bytes=4 << 30)
@@ -135,14 +153,14 @@ def test_too_small_gpus(longspan: Callable[..., Any], model: Path, machine: Call
     with (model / "model.safetensors").open("wb") as file:
         file.truncate(300 << 30)  # sparse
     machine(gpus=3, gpu_bytes=80 << 30)
-    spec = prepare.DeploymentSpec(
+    spec = DeploymentSpec(
         name="t", identity="i", model=str(model), served_name="m", tp=3, pp=1, executor="ray", device="cuda",
-        nodes=(prepare.NodeSpec("a", "127.0.0.2", 3),), listen="127.0.0.1:0",
+        nodes=(NodeSpec("a", "127.0.0.2", 3),), listen="127.0.0.1:0",
     )  # fmt: skip
     with pytest.raises(
         errors.CapacityError, match=r"Each rank would hold 100(\.0)? GiB of weights, a GPU has 80(\.0)? GiB"
     ):
-        prepare.check_room(model, spec)
+        room.check_room(model, spec)
 
 
 def test_too_little_disk(longspan: Callable[..., Any], model: Path, machine: Callable[..., None]) -> None:
@@ -217,7 +235,7 @@ This process on Node 127.0.0.1 was started with:
 def ray_answers(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
     """The probe of a running Ray ends like this."""
     monkeypatch.setattr(
-        prepare.subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, code, out, err)
+        joining.subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, code, out, err)
     )
 
 
@@ -244,7 +262,7 @@ def test_a_ray_that_is_not_there(
     def hangs(argv: list[str], **_: Any) -> None:
         raise subprocess.TimeoutExpired(argv, 120)
 
-    monkeypatch.setattr(prepare.subprocess, "run", hangs)
+    monkeypatch.setattr(joining.subprocess, "run", hangs)
     refused(longspan(*up), errors.RayError, "has not answered for 120 s")
 
 
@@ -288,3 +306,21 @@ def test_no_traceback_unless_debug(longspan: Callable[..., Any], monkeypatch: py
     monkeypatch.setattr("sys.argv", ["longspan", "--debug", "up"])
     with pytest.raises(ZeroDivisionError):
         main.run()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "Free some space"), (errno.EROFS, "XDG_STATE_HOME"), (errno.EACCES, "right to write")]
+)  # fmt: skip
+def test_a_home_that_cannot_be_written(
+    longspan: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    """A full disk, a read-only home or one of another user's is no bug: the file is named, and what to do."""
+
+    def fails(path: Path, text: str) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(keys, "write_private", fails)
+    said = longspan("up", str(model))
+    refused(
+        said, errors.StateError, "state/longspan/default/api-key cannot be used", os.strerror(number), remedy
+    )

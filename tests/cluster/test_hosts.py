@@ -37,7 +37,7 @@ def test_a_good_file() -> None:
         (
             HostEntry(
                 "gpu-a", "10.0.0.1", 8, "ops@gpu-a", "/opt/serve/bin/python",
-                {"NCCL_SOCKET_IFNAME": "eno1", "NCCL_IB_GID_INDEX": "3"},
+                {"NCCL_SOCKET_IFNAME": "eno1", "NCCL_IB_GID_INDEX": "3"}, vendor="nvidia",
             ),
             HostEntry("gpu-b", "10.0.0.2", None),
         ),

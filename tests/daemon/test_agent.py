@@ -140,7 +140,7 @@ def test_the_end_does_not_wait_for_a_digest(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with fake_controller() as controller, agent(controller, tmp_path) as child:
-            arguments = {"model": str(model), "nonce": "n", "full": True}
+            arguments = {"model": str(model), "revision": None, "nonce": "n", "full": True}
             controller.command(kind="call", call="digest:a", what="digest", arguments=arguments)
             controller.start("p", "sh", "-c", "echo meanwhile; sleep 1000")
             await until(lambda: controller.lines("p") == ["meanwhile"])
@@ -226,6 +226,24 @@ def test_a_log_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     assert watched.read(whole=True) == []
     log.unlink()
     assert watched.read() == []
+
+
+def test_a_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that grows for ever takes twice the limit on disk at most; every line is told once, and the last ones are kept."""
+    monkeypatch.setattr("longspan.daemon.agent.MAX_LOG_BYTES", 1000)
+    log = tmp_path / "p.log"
+    watched = Watched("p", log, None)
+    told: list[str] = []
+    with log.open("ab") as file:
+        for number in range(1000):
+            file.write(f"line {number}\n".encode())
+            file.flush()
+            told += watched.read() or watched.rotate()
+            assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2200
+            told += watched.read() or watched.rotate()
+    assert told == [f"line {number}" for number in range(1000)]
+    kept = (tmp_path / "p.log.1").read_text() + log.read_text()
+    assert kept.splitlines() == told[-len(kept.splitlines()) :]
 
 
 def test_the_program_goes_into_the_background(tmp_path: Path) -> None:

@@ -91,15 +91,16 @@ def test_a_list_of_variables_that_is_none(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_a_node_is_asked(tmp_path: Path) -> None:
-    """Facts, free ports that differ, and digests of a directory only."""
+    """Facts, free ports that differ, and no digests of what the hub cache does not hold."""
 
     async def test() -> None:
-        facts = await functions.facts({}, str(tmp_path))
+        facts = await functions.facts({"python": sys.executable}, str(tmp_path))
         assert {"ray", "vllm", "python", "memory_available_bytes", "shm_free_bytes"} <= set(facts)
         assert facts["memory_available_bytes"] > 0
         ports = await functions.ports({"address": "127.0.0.1", "count": 20}, "")
         assert len(set(ports)) == 20
-        assert await functions.digest_model({"model": "org/name", "nonce": "n", "full": False}, "") is None
+        wanted = {"model": "org/name", "revision": "0" * 40, "nonce": "n", "full": False}
+        assert (await functions.digest_model(wanted, ""))["files"] == []
 
     asyncio.run(test())
 

@@ -29,6 +29,7 @@ HOLD = "exec sleep 1000"
 STUB = [
     'case "$2" in',
     "longspan.launch.ray_main) {ray} ;;",
+    f"longspan.daemon.versions) exec {sys.executable} -m longspan.daemon.versions ;;",
     "longspan.launch.ray_driver) {launcher} ;;",
     "esac",
 ]
@@ -259,7 +260,8 @@ def test_stopping_at_once(deployed: Deployed) -> None:
 
 
 def test_the_gateway_and_the_ranks_so_far(deployed: Deployed) -> None:
-    """Status shows reservation, engine phases and ranks as they come, holds no secret, and ends with the launcher."""
+    """Status shows reservation, engine phases and ranks as they come, holds no secret, and ends with the launcher; what
+    a rank that survived it was doing is written down before it is ended."""
     events = launcher_says(
         deployed.home,
         {"event": "gpus", "have": 2, "want": 2, "nodes": []},
@@ -269,8 +271,9 @@ def test_the_gateway_and_the_ranks_so_far(deployed: Deployed) -> None:
         f'echo "(RayWorkerProc pid=1{rank}, ip=127.0.0.{rank + 2}) rank {rank} in world size 2 is assigned as DP rank 0"'
         for rank in (0, 1)
     )
+    lines += "; bash -c 'exec -a VLLM::Worker_PP1 sleep 1000' &"
     wait = f'while [ ! -e "{deployed.home}/end" ]; do sleep 0.1; done; echo "ValueError: the end"; exit 5'
-    deployed.start(launcher=events.replace(HOLD, f"{lines}; {wait}"))
+    deployed.start(launcher=events.replace(HOLD, f"{lines} {wait}"))
 
     def joined() -> dict[str, Any]:
         _, status = deployed.request("/v1/status")
@@ -297,6 +300,12 @@ def test_the_gateway_and_the_ranks_so_far(deployed: Deployed) -> None:
         "launcher on n1 ended with status 5 in phase engine. Its log says: ValueError: the end"
         in (deployed.gone()["failure"]["what"])
     )
+    stack = deployed.places.logs / "n1" / "collected" / "stack-rank-1.txt"
+    assert "State:" in stack.read_text()
+    answers = [json.loads(line) for line in deployed.places.history.read_text().splitlines()]
+    kept = [found["value"] for found in answers if found.get("call") == "collect:n1"]
+    assert kept
+    assert "stack-rank-1.txt" in kept[0]
 
 
 def test_who_may_speak_to_it(deployed: Deployed) -> None:

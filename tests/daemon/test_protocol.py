@@ -106,10 +106,10 @@ def test_commands_survive_the_wire(
     name: str, argv: tuple[str, ...], env: dict[str, str], stdin: str, arguments: dict[str, Any]
 ) -> None:
     """What an agent reads is what the state machine decided."""
-    start = json.loads(json.dumps(command_to_json(Start("a", Process(name, argv, "engine", env, stdin)))))
+    start = json.loads(json.dumps(command_to_json(Start("a", Process(name, argv, env, stdin)))))
     assert start == {
         "kind": "start",
-        "process": {"name": name, "argv": list(argv), "group": "engine", "env": env, "stdin": stdin},
+        "process": {"name": name, "argv": list(argv), "env": env, "stdin": stdin},
     }
     assert command_to_json(Call("ports:a", "a", "ports", arguments)) == {
         "kind": "call", "call": "ports:a", "what": "ports", "arguments": arguments,

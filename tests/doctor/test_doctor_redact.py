@@ -14,6 +14,7 @@ from longspan.cli.doctor import to_json
 from longspan.doctor.bundle import write
 from longspan.doctor.collect import diagnose
 from longspan.doctor.redact import Redactor
+from longspan.doctor.stacks import Collected
 from longspan.errors import BundleError
 
 PLANTED = {
@@ -109,12 +110,22 @@ def test_a_redacted_log_has_the_same_diagnosis(name: str) -> None:
     assert diagnose_lines([redactor.line(line) for line in lines]).findings[0].cause == cause
 
 
+PLANTED_TEXT = "\n".join(text for text, _ in PLANTED.values())
+
+
 def test_the_bundle(tmp_path: Path) -> None:
-    """One archive with redacted logs, the redacted diagnosis and a note; an existing file is not overwritten."""
+    """One archive with redacted logs, what was collected from hosts redacted too, the redacted diagnosis and a note; an
+    existing file is not overwritten."""
     log = tmp_path / "node.log"
     log.write_text("\n".join([text for text, _ in PLANTED.values()] + FAULTS["hardware"][1]))
     out = tmp_path / "b.tar.gz"
-    members = write(out, [log], to_json(diagnose([log])), ["gpubox17"])
+    raw = Collected(
+        "gpubox17",
+        {0: PLANTED_TEXT},
+        files={f"file-{number}": text for number, (text, _) in enumerate(PLANTED.values())},
+    )
+    members = write(out, [log], to_json(diagnose([log])), ["gpubox17"], [raw])
+    assert "hosts/000/stack-rank-0.txt" in members
     assert members[-2:] == ["diagnosis.json", "README.txt"]
     with tarfile.open(out) as archive:
         texts = {m.name: archive.extractfile(m).read().decode() for m in archive.getmembers()}  # type: ignore[union-attr]

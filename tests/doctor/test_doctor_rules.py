@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from doctor_logs import diagnose_text
 from doctor_texts import TEXTS
+from doctor_variants import VARIANTS
 
 from longspan.doctor.catalogue import rules_markdown
 from longspan.doctor.causes import CAUSES
@@ -69,7 +70,9 @@ def test_rules_document_is_current() -> None:
     assert (ROOT / "docs" / "rules.md").read_text() == rules_markdown()
 
 
-@pytest.mark.parametrize(("cause", "text"), [(c, t) for c, texts in TEXTS.items() for t in texts])
+@pytest.mark.parametrize(
+    ("cause", "text"), [*((c, t) for c, texts in TEXTS.items() for t in texts), *VARIANTS]
+)
 def test_texts_of_the_field(cause: str, text: str) -> None:
     """Each text, alone as it is often sent, leads to its cause first."""
     findings = diagnose_text(text + "\n").findings

@@ -1,13 +1,17 @@
 """The one-pass scanner finds what a slow, plain search finds."""
 
+import json
 import re
 from random import Random
 
-from doctor_logs import serving, up
+import pytest
+from doctor_logs import diagnose_lines, serving, up
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_doctor_match import FAULTS
 
 from longspan.doctor.lines import ANSI, parse_head
+from longspan.doctor.records import unwrapped
 from longspan.doctor.rules import MARKS, RULES
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.scan import LAZY, SHAPES_LIMIT, Scanner
@@ -145,3 +149,43 @@ def test_heads_of_lines() -> None:
         "2026-11-12T09:15:06.000Z stderr F y",
     ]  # fmt: skip
     assert {parse_head(line).time_seconds for line in same} == {parse_head(same[0]).time_seconds}
+
+
+def wrapped(shipper: str, line: str) -> str:
+    """A line as Docker, journald or a structured logger keeps it."""
+    at = "2026-11-02T10:00:00.000000001Z"
+    records: dict[str, dict[str, str]] = {
+        "docker": {"log": line + "\n", "stream": "stderr", "time": at},
+        "journald": {"__REALTIME_TIMESTAMP": "1", "_HOSTNAME": "gpu01", "MESSAGE": line},
+        "structured": {"timestamp": at, "level": "info", "message": line, "host": "gpu01"},
+    }
+    return json.dumps(records[shipper])
+
+
+@pytest.mark.parametrize("shipper", ["docker", "journald", "structured"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_lines_in_json(name: str, shipper: str) -> None:
+    """What a shipper wrapped into JSON leads to the same cause; its own level "info" takes nothing back."""
+    cause, lines = FAULTS[name]
+    findings = diagnose_lines([wrapped(shipper, line) for line in lines]).findings
+    assert findings[0].cause == cause
+
+
+def test_several_lines_in_one_record() -> None:
+    """A whole traceback in one record is read line by line, and counts as the one line of the file that it is."""
+    text = 'Traceback (most recent call last):\n  File "x.py", line 1, in y\nOSError: [Errno 98] Address already in use'
+    findings = diagnose_lines(["INFO plain", json.dumps({"msg": text})]).findings
+    assert findings[0].cause == "port-in-use"
+    assert findings[0].evidence[0].line == 2
+    assert unwrapped(b'{"a": 1}') == b'{"a": 1}'
+    assert unwrapped(b'{"msg": broken}') == b'{"msg": broken}'
+
+
+def test_the_value_of_a_variable_is_no_level() -> None:
+    """ "run with NCCL_DEBUG=INFO" and "set VLLM_LOGGING_LEVEL=DEBUG" do not make a line harmless."""
+    assert (
+        parse_head("RuntimeError: unhandled system error (run with NCCL_DEBUG=INFO for details)").level == ""
+    )
+    assert parse_head("please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG` to turn on").level == ""
+    assert parse_head("(Worker pid=1) INFO 11-02 10:00:00 [x.py:1] y").level == "INFO"
+    assert parse_head("[2026-01-01] ERROR: y").level == "ERROR"

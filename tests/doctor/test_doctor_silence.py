@@ -10,7 +10,15 @@ from longspan.doctor.launches import difference, with_difference, with_ranks
 from longspan.doctor.live import Target, examine
 from longspan.doctor.rules.marks import PHASES
 from longspan.doctor.silence import BUDGET_SECONDS, GpuReading, RankState, deadlock_fingerprint, late
-from longspan.doctor.stacks import Collected, judge, parse_gpus, parse_py_spy, parse_sockets, where
+from longspan.doctor.stacks import (
+    Collected,
+    judge,
+    parse_gpus,
+    parse_py_spy,
+    parse_sockets,
+    recent_kernel,
+    where,
+)
 from longspan.finding import Finding
 from longspan.host import Completed, RecordedHost
 
@@ -133,3 +141,11 @@ def test_findings_get_the_plans_names() -> None:
         [Finding("10.0.0.12 Worker_PP1_TP5", "error", "disk-full", "x")], {"10.0.0.12": "gpu-2"}
     )
     assert named[0].subject == "gpu-2 (10.0.0.12) Worker_PP1_TP5"
+
+
+def test_kernel_messages_of_other_days_are_left_out() -> None:
+    """By the host's own uptime, whatever its clock says; without an uptime nothing is believed."""
+    text = "1000.5 7000.1\n[  100.000001] NVRM: Xid 79\n<4>[  900.5] oom-kill\nno stamp\n[ 1000.4] last"
+    assert recent_kernel(text, 200) == "<4>[  900.5] oom-kill\n[ 1000.4] last"
+    assert recent_kernel("[ 1000.4] last", 200) == ""
+    assert recent_kernel("", 200) == ""

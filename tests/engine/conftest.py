@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -17,14 +16,6 @@ def engine_installed() -> None:
         pytest.skip("no engine in this environment: `make test` makes one that has it")
     if shutil.which("nvidia-smi"):
         pytest.skip("these tests are of the CPU engine; on a host with GPUs use docs/gpu-checks.md")
-
-
-@pytest.fixture(scope="module")
-def demo_model() -> Path:
-    """The converted demo model in the user's cache, which is what `longspan up` uses too."""
-    from longspan.model.demo import ensure_demo_model
-
-    return ensure_demo_model(print)
 
 
 @pytest.fixture(scope="module")

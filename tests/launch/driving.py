@@ -229,7 +229,10 @@ class Drive:
         raise AssertionError(f"no stage {last}")
 
     def stop_answers(self) -> None:
-        """Every agent that was told to stop says that it has, and those that were being started fail to."""
+        """Every agent that was asked for evidence gives some, every one that was told to stop says that it has, and those
+        that were being started fail to."""
+        for call in sorted(self.machine.stopping.evidence if self.machine.stopping else ()):
+            self.answer(call, {})
         for action in list(self.actions):
             if isinstance(action, StopAll):
                 self.answer(f"stopped:{action.node}", {"left": []})
@@ -257,9 +260,12 @@ def check(drive: Drive) -> None:
     if machine.phase in {"stopping", "gone"}:
         assert drive.stopped_at is not None
         late = drive.actions[drive.stopped_at :]
-        assert [a for a in late if isinstance(a, Start | StartAgents | Call | Ask)] == []
+        asked = [a for a in late if isinstance(a, Call)]
+        assert {a.what for a in asked} <= {"collect"}
+        assert [a for a in late if isinstance(a, Start | StartAgents | Ask)] == []
         assert [a for a in late if isinstance(a, SetGateway) and a.state == "ready"] == []
-        assert stops == Counter(machine.joined)
+        # Nothing is ended before the evidence has come or was given up; then every agent is told once.
+        assert stops == (Counter() if machine.stopping.evidence else Counter(machine.joined))
     else:
         assert stops == Counter()
         assert machine.failure is None

@@ -16,6 +16,7 @@ from longspan.launch.checkpoint import (
     sampled_blocks,
     whole_blocks,
 )
+from longspan.launch.judge import digest_layer
 
 MIB = 1 << 20
 sizes = st.integers(0, 3000 * MIB)
@@ -192,3 +193,16 @@ def test_digests_survive_the_wire() -> None:
     turned = CheckpointDigest(GOOD.path, GOOD.nonce, GOOD.files[::-1])
     assert turned.identity == GOOD.identity
     assert copy(config_json="c").identity != copy(config_json="d").identity
+
+
+def test_a_node_that_fetches_later_is_compared_with_nothing() -> None:
+    """A node whose hub cache is empty is neither missing a copy nor holding another one; the layer names it."""
+    files = (FileDigest("model.safetensors", 1, "aa", "whole", 1),)
+    copy = CheckpointDigest("/m", "n", files)
+    digests = {"a": copy, "b": CheckpointDigest("org/m", "n", ()), "c": copy}
+    assert compare_copies(digests, "a") == ()
+    layer = digest_layer(digests, "a")
+    assert layer.state == "passed"
+    assert "2 nodes hold the same copy" in layer.seen
+    assert "not compared: b" in layer.seen
+    assert digest_layer({"a": copy, "b": digests["b"]}, "a").state == "skipped"

@@ -10,11 +10,12 @@ from recorded import paths, reference, run
 from longspan.launch.checkpoint import CheckpointDigest, FileDigest
 from longspan.launch.judge import completion_layer, digest_layer, paths_layer, reference_layer
 from longspan.launch.logprobs import TokenLogprobs, perplexity
-from longspan.launch.proof import Layer, Proof, default_tolerance, failed, measured_tolerance, skipped
+from longspan.launch.proof import Layer, Proof, failed, measured_tolerance, skipped
 from longspan.launch.suspects import which_node
+from longspan.launch.verdict import DEFAULT_TOLERANCE
 
 MEASURED = measured_tolerance(reference("tp1-bfloat16"), reference("tp1-float32", "float32"))
-DEFAULT = default_tolerance("float32 does not fit")
+DEFAULT = DEFAULT_TOLERANCE
 HONEST = ["tp1-bfloat16", "tp1-float32", "tp3-bfloat16", "pp2-bfloat16"]
 DEAD = ["dead-5", "dead-15", "dead-25"]
 
@@ -78,7 +79,7 @@ def test_a_guessed_limit_is_called_a_guess() -> None:
     """Where the noise was not measured, the layer says that its limit is a guess, and why."""
     layer = reference_layer(run("tp3-bfloat16"), {"a": reference("tp1-bfloat16")}, "a", DEFAULT)
     assert "a guess" in layer.seen
-    assert "float32 does not fit" in layer.seen
+    assert "no float32 run" in layer.seen
 
 
 @given(st.permutations(["n0", "n1", "n2", "n3"]), st.sampled_from(DEAD))

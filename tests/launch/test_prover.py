@@ -11,13 +11,14 @@ from aiohttp.test_utils import TestServer, unused_port
 from recorded import answers
 
 from longspan.errors import ProofError
-from longspan.launch.proof import Tolerance
+from longspan.launch.judge import paths_layer
+from longspan.launch.proof import Layer, Tolerance, failed
 from longspan.launch.proof_texts import PROMPTS, TEXTS
 from longspan.launch.prover import (
     GENERATED_TOKENS,
     Endpoint,
+    generate_and_score,
     prove_completion,
-    prove_paths,
     score_texts,
 )
 
@@ -72,11 +73,20 @@ def test_texts_are_scored_one_by_one_with_the_key() -> None:
     assert [len(text.token_ids) for text in scores] == [len(text) - 1 for text in TEXTS]
 
 
+async def paths(endpoint: Endpoint) -> Layer:
+    """The layer of what came back, as the controller makes it."""
+    try:
+        generated, scored = await generate_and_score(endpoint)
+    except ProofError as error:
+        return failed("paths", error.what)
+    return paths_layer(generated, scored, LIMIT)
+
+
 @pytest.mark.parametrize(("error", "state"), [(0.0, "passed"), (0.04, "passed"), (0.06, "failed")])
 def test_paths(error: float, state: str) -> None:
     """Generated tokens are sent back behind their own prompt, as ids, and judged by the limit."""
     vllm = Vllm(error)
-    layer = against(vllm.answer, lambda endpoint: prove_paths(endpoint, LIMIT))
+    layer = against(vllm.answer, paths)
     assert layer.state == state
     assert layer.figures["tokens"] == GENERATED_TOKENS * len(PROMPTS)
     back = vllm.bodies[1]["prompt"]
@@ -139,7 +149,7 @@ async def makes_nan(request: web.Request) -> web.Response:
 def test_whatever_goes_wrong_is_a_failed_layer(handler: Handler) -> None:
     """Errors, other formats, broken connections and silence fail the layers with a reason and without the key."""
     timeout = 0.5 if handler is hangs else 30
-    for ask in (prove_completion, lambda endpoint: prove_paths(endpoint, LIMIT)):
+    for ask in (prove_completion, paths):
         layer = against(handler, ask, timeout_seconds=timeout)
         assert layer.state == "failed"
         assert layer.findings[0].severity == "error"

@@ -11,7 +11,7 @@ import pytest
 from longspan.launch import one_rank
 from longspan.launch.logprobs import NotMade, Reference
 from longspan.launch.proof_texts import TEXTS
-from longspan.launch.reference import Wish, default_argv, engine_version, make_reference
+from longspan.launch.reference import Wish, default_argv, make_reference
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_engine.py"))
 
@@ -177,9 +177,3 @@ def test_the_command_line_is_one_rank(tmp_path: Path) -> None:
     served = default_argv(make_wish(tmp_path, "", entry=("vllm", "serve")), Path("/s"))
     assert served[:3] == ["vllm", "serve", str(wish.model)]
     assert "--model" not in served
-
-
-def test_the_engine_version_is_asked_of_the_interpreter() -> None:
-    """An interpreter always gives one line; without vLLM it is "unknown"."""
-    assert asyncio.run(engine_version()).count("\n") == 0
-    assert asyncio.run(engine_version(env={"PATH": os.environ["PATH"], "PYTHONHOME": "/nonexistent"})) == "unknown"  # fmt: skip

@@ -124,6 +124,19 @@ def test_mp_ranks_start_once_all_gpus_are_held(start: Callable[..., Drive]) -> N
     assert drive.say("a", "launcher", launcher_line("holders", holders=holders)) == []
 
 
+def test_gpus_that_are_named_by_uuid(start: Callable[..., Drive]) -> None:
+    """Where CUDA_VISIBLE_DEVICES holds UUIDs, as of MIG slices, Ray hands out those, and the ranks get them unchanged."""
+    drive = start(executor="mp", tp=2, pp=1, nodes=(replace(NODES[0], gpus=2),), device="cuda")
+    drive.until("ray")
+    reserved = launcher_line("reserved", placement_group="pg", bundles=["10.0.0.1"] * 2)
+    assert drive.say("a", "launcher", reserved) == []
+    slices = ["MIG-b1", "MIG-a0"]
+    holders = [{"pid": 1, "node_id": "x", "gpu_ids": [name]} for name in slices]
+    (started,) = drive.say("a", "launcher", launcher_line("holders", holders=holders))
+    assert isinstance(started, Start)
+    assert started.process.env["CUDA_VISIBLE_DEVICES"] == "MIG-a0,MIG-b1"
+
+
 def test_no_traffic_before_the_ranks_are_confirmed(start: Callable[..., Drive]) -> None:
     """The engine's own readiness opens nothing: each node must first find the ranks among its processes."""
     drive = start()

@@ -10,7 +10,7 @@ from longspan.launch.actions import Call, SetGateway, Start, StopAll, Sweep
 from longspan.launch.events import AgentJoined, AgentSilent, DownAsked, Exited, StartFailed, Tick
 from longspan.launch.failure import Failure
 from longspan.launch.steps import FRONT, QUIET_SECONDS, SILENT_SECONDS
-from longspan.launch.stopping import SWEEP_SECONDS
+from longspan.launch.stopping import COLLECT_SECONDS, SWEEP_SECONDS
 from longspan.launch.verdict import Evidence
 
 STAGES = [
@@ -145,8 +145,9 @@ def test_an_agent_cannot_be_started(start: Callable[..., Drive]) -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"b": {**FACTS, "ray": "2.50.0"}}, "b has Ray 2.50.0, a has 2.60.0"),
+        ({"b": {**FACTS, "ray": "2.59.0"}}, "b has Ray 2.59.0, a has 2.60.0"),
         ({"b": {**FACTS, "python": "3.12.1"}}, "b has Python 3.12.1, a has 3.11.2"),
+        ({"b": {**FACTS, "vllm": "0.22.0"}}, "vLLM 0.22.0 is older than 0.23, which is the least"),
         ({"b": {**FACTS, "vllm": ""}}, "vLLM is not installed for /opt/b/python on b"),
         (
             {"a": {**FACTS, "vllm": ""}, "b": {**FACTS, "vllm": ""}},
@@ -471,3 +472,46 @@ def test_the_cause_in_a_log(start: Callable[..., Drive], lines: list[str], said:
     drive.say("a", "launcher", *lines)
     drive.do(Exited("a", "launcher", 1))
     assert said in failed(drive).what
+
+
+@pytest.mark.parametrize("stage", ["ray", "reserved", "ranks_join", "ready", "gateway", "proof"])
+def test_evidence_is_taken_before_anything_is_ended(start: Callable[..., Drive], stage: str) -> None:
+    """A failure while ranks may live asks every node for what runs there; agents are told to stop once all have answered,
+    in words or with an error."""
+    drive = start()
+    drive.until(stage)
+    asked = [a for a in drive.do(Exited("a", "launcher", 1)) if isinstance(a, Call)]
+    assert [(a.node, a.what) for a in asked] == [("a", "collect"), ("b", "collect")]
+    if drive.machine.group.ranks:
+        assert asked[1].arguments["pids"] == {str(drive.machine.group.ranks[1].pid): 1}
+    assert drive.answer("collect:b", error="py-spy is missing") == []
+    assert drive.answer("collect:a", {}) == [StopAll(FRONT), StopAll("a"), StopAll("b")]
+    assert drive.answer("collect:a", {}) == []
+    failed(drive)
+
+
+def test_evidence_is_not_waited_for_for_long(start: Callable[..., Drive]) -> None:
+    """A node that does not answer holds the end up by seconds, a second `down` or a silent agent not even that."""
+    drive = start()
+    drive.until("ranks_join")
+    drive.do(Exited("a", "launcher", 1))
+    assert drive.do(Tick(), COLLECT_SECONDS - 1) == []
+    assert drive.do(Tick(), 2) == [StopAll(FRONT), StopAll("a"), StopAll("b")]
+    impatient = start()
+    impatient.until("ranks_join")
+    impatient.do(Exited("a", "launcher", 1))
+    assert impatient.do(DownAsked()) == [StopAll(FRONT), StopAll("a"), StopAll("b")]
+    dead = start()
+    dead.until("ranks_join")
+    dead.do(AgentSilent("b", SILENT_SECONDS))
+    assert dead.do(AgentSilent("b", SILENT_SECONDS + 1)) == [Sweep("b")]
+    assert dead.answer("collect:a", {}) == [StopAll(FRONT), StopAll("a"), StopAll("b")]
+
+
+@pytest.mark.parametrize("stage", ["agents", "checkpoint"])
+def test_nothing_is_asked_where_nothing_runs(start: Callable[..., Drive], stage: str) -> None:
+    """Before Ray starts, or on a wanted `down`, the agents are told to stop at once."""
+    drive = start()
+    drive.until(stage)
+    drive.do(DownAsked())
+    assert [a for a in drive.actions if isinstance(a, Call) and a.what == "collect"] == []

@@ -50,10 +50,10 @@ answers = st.one_of(
         lambda what, node: Answered(f"{what[0]}:{node}", what[1]),
         st.sampled_from(
             [
-                ("facts", {"ray": "2", "vllm": "1", "python": "3"}), ("write", {}), ("ports", [1, 2, 3, 4, 5]), ("digest", None),
+                ("facts", {"ray": "2.60.0", "vllm": "0.32.0", "python": "3.11.2"}), ("write", {}), ("ports", [1, 2, 3, 4, 5]), ("digest", None),
                 ("ranks", {"100": []}), ("ranks", {"101": []}), ("ranks", {}), ("reference", reference(-1.0)),
                 ("reference", reference(-2.0)), ("reference", {"skipped": "no"}), ("stopped", {"left": []}),
-                ("stopped", None), ("unasked", 1),
+                ("stopped", None), ("unasked", 1), ("collect", {}),
             ]
         ),
         names,

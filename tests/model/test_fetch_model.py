@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from longspan.errors import ModelFetchError
-from longspan.model.fetch import builtin_names, builtin_source, load_builtin, load_model
+from longspan.model.fetch import (
+    builtin_names,
+    builtin_source,
+    load_builtin,
+    load_hub,
+    load_model,
+    resolve_commit,
+)
 from longspan.model.weights import parameters
 
 CONFIG = {
@@ -54,3 +61,51 @@ def test_every_built_in_model_parses_and_has_a_source(name: str) -> None:
     assert facts is not None
     assert parameters(facts) > 1e8
     assert builtin_source(name).startswith("config.json of https://huggingface.co/")
+
+
+def test_a_revision_becomes_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked once: the hub's answer; without a network what the local cache last saw of that revision; else nothing."""
+    import huggingface_hub
+
+    asked = []
+
+    class Api:
+        """The hub."""
+
+        def model_info(self, name: str, **how: object) -> object:
+            """Its answer, or none without a network."""
+            asked.append((name, how["revision"]))
+            if not online:
+                raise ConnectionError("no network")
+            return type("info", (), {"sha": "b" * 40})
+
+    online = True
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert resolve_commit("org/m", "v1") == "b" * 40
+    assert resolve_commit("org/m", "c" * 40) == "c" * 40
+    assert asked == [("org/m", "v1")]
+    online = False
+    assert resolve_commit("org/m") is None
+    refs = tmp_path / "models--org--m" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text("a" * 40)
+    assert resolve_commit("org/m") == "a" * 40
+    assert resolve_commit("org/m", "v1") is None
+
+
+def test_facts_are_those_of_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """config.json is read at the revision that will be served."""
+    import huggingface_hub
+
+    seen = []
+
+    def download(name: str, file: str, *, revision: str | None, **_: object) -> str:
+        seen.append(revision)
+        (tmp_path / file).write_text(json.dumps(CONFIG) if file == "config.json" else "{}")
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: None)
+    assert load_hub("org/m", "b" * 40).hidden == 64
+    assert set(seen) == {"b" * 40}

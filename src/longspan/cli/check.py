@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from longspan.cli import check_record, preflighting
-from longspan.cli.prepare import cluster_nodes, python_of, ray_head_of, ray_ports_of, read_cluster
+from longspan.cli.joining import probe_ray, read_cluster
+from longspan.cli.placing import cluster_nodes, python_of
+from longspan.cli.prepare import ray_head_of, ray_ports_of
 from longspan.cluster.hosts import HostsFile
 from longspan.cluster.link_file import write_links as links_into
 from longspan.deployment import NodeSpec
@@ -85,7 +87,7 @@ def the_nodes(hosts: HostsFile | None) -> list[NodeSpec]:
         for host in hosts.hosts
     ]  # fmt: skip
     if not listed:  # a Ray that runs already, whose nodes it names itself
-        return list(cluster_nodes(hosts))
+        return list(cluster_nodes(hosts, probe_ray(hosts.ray_address) if hosts.ray_address else ()))
     # A host whose GPUs the file does not count is no head: 0 means that it runs no rank.
     return [
         node if head and node.name == head.name else replace(node, gpus=max(1, node.gpus)) for node in listed

@@ -151,8 +151,8 @@ def command(
     """Say why a launch failed or hangs.
 
     LOGS are files (also .gz, .xz, .bz2), directories such as /tmp/ray/session_latest/logs, or - for standard input; give
-    the logs of all nodes at once. Without LOGS it looks at the deployment of this machine: its logs, and while it starts
-    its processes and hosts too. Ends with 0 whether or not it finds a fault; the answer is in what it prints.
+    the logs of all nodes at once. Without LOGS it looks at the deployment of this machine: its logs, those of its other
+    hosts over ssh, and while it starts its processes too. Ends with 0 whether or not it finds a fault; the answer is in what it prints.
     """
     places = _deployment(name, ctx.get_parameter_source("name") is ParameterSource.COMMANDLINE, logs)
     seen = None
@@ -163,15 +163,15 @@ def command(
     else:
         from longspan.cli.doctor_live import look, print_seen
 
-        logs = (places.logs,)
         seen = look(places)
+        logs = seen.paths
         diagnosis = seen.diagnosis
         redact = (*redact, *seen.names)
         document = {**to_json(diagnosis), **seen.to_json(name)}
     if bundle is not None:
         from longspan.doctor.bundle import write
 
-        members = write(bundle, logs, document, redact)
+        members = write(bundle, logs, document, redact, seen.raw if seen else ())
         click.echo(
             f"Wrote {bundle} ({len(members)} files, redacted). Look through it before you share it.", err=True
         )

@@ -11,15 +11,16 @@ from typing import Any
 
 import click
 
-from longspan.cli import control
+from longspan.cli import control, doctor_logs
 from longspan.daemon.launch_store import LaunchStore
 from longspan.daemon.places import Places
 from longspan.daemon.reach import host_of
-from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.doctor.collect import diagnose
-from longspan.doctor.launches import changes_since, plan_names, with_difference, with_ranks
+from longspan.deployment import DeploymentSpec
+from longspan.doctor.history import budgets_seconds
+from longspan.doctor.launches import changes_since, model_of, plan_names, with_difference, with_ranks
 from longspan.doctor.live import Target, examine
 from longspan.doctor.match import Diagnosis
+from longspan.doctor.stacks import Collected
 from longspan.doctor.standing import Standing, judged, rank_states, standing
 from longspan.errors import ControlPlaneError, HostError
 from longspan.finding import Finding
@@ -38,15 +39,18 @@ class Seen:
     Attributes:
         standing: what a live launch waits for; None where none is under way.
         changes: what differs from the last good launch; empty for one that serves.
-        elsewhere: nodes whose logs lie on another machine and were not read.
+        elsewhere: nodes whose logs lie on another machine and were not read, and why.
         names: what the plan and the hosts call themselves, to be taken out of what is shared.
+        paths: the logs that were read; raw: what was collected from the hosts.
     """
 
     diagnosis: Diagnosis
     standing: Standing | None
     changes: tuple[Change, ...]
-    elsewhere: tuple[str, ...]
+    elsewhere: Mapping[str, str]
     names: tuple[str, ...]
+    paths: tuple[Path, ...] = ()
+    raw: tuple[Collected, ...] = ()
 
     def to_json(self, name: str) -> dict[str, Any]:
         """What `--json` adds to the diagnosis."""
@@ -54,7 +58,7 @@ class Seen:
             "deployment": name,
             "live": self.standing.to_json() if self.standing else None,
             "changes": [{"what": what, "then": then, "now": now} for what, then, now in self.changes],
-            "logs_elsewhere": list(self.elsewhere),
+            "logs_elsewhere": sorted(self.elsewhere),
         }
 
 
@@ -71,6 +75,13 @@ def spec_of(places: Places) -> DeploymentSpec | None:
     """The deployment that runs or ran here last; None where there was none."""
     document = _document(places.spec)
     return DeploymentSpec.from_json(document["spec"]) if "spec" in document else None
+
+
+def budgets(places: Places, spec: DeploymentSpec) -> dict[str, float]:
+    """What each phase may take, by the launches of this model that served under this name."""
+    model = model_of(spec)
+    good = LaunchStore(places.launches).good()
+    return budgets_seconds([launch.seconds for launch in good if launch.made_of["deployment/model"] == model])
 
 
 def has_run(places: Places) -> bool:
@@ -143,11 +154,6 @@ def reachable(
     return [(frozenset(here), LocalHost(", ".join(here))), *found] if here else found
 
 
-def _elsewhere(node: NodeSpec, logs: Path) -> bool:
-    """An agent writes its logs on its own machine."""
-    return node.ssh is not None and not (logs / node.name).is_dir()
-
-
 def _status(places: Places) -> tuple[dict[str, Any], bool]:
     """The status, and whether a launch is under way; the last one's if its controller is gone or does not answer."""
     record = places.running()
@@ -162,7 +168,8 @@ def _status(places: Places) -> tuple[dict[str, Any], bool]:
 
 
 def look(places: Places) -> Seen:
-    """Reads the logs of a deployment, and examines its hosts where a launch is under way; nothing is changed.
+    """Reads the logs of a deployment, on other machines too, and examines its hosts where a launch is under way; nothing
+    is changed on them.
 
     Raises:
         LogUnreadableError: its logs may not be read.
@@ -170,22 +177,28 @@ def look(places: Places) -> Seen:
     spec = spec_of(places)
     assert spec is not None, "ask has_run first"
     status, under_way = _status(places)
-    diagnosis = diagnose([places.logs])
-    findings, where = list(diagnosis.findings), None
+    left = doctor_logs.read(places, spec)
+    diagnosis, where, raw = left.diagnosis, None, left.collected
     if under_way:
         states = rank_states(status)
-        where = standing(status, states)
+        where = standing(status, states, budgets(places, spec))
         hosts = reachable(spec, status, socket.gethostname())
         click.echo("Examining the hosts: stacks, sockets, counters …", err=True)
-        found, _ = examine(targets(spec, status, hosts), states)
-        findings = sorted([*findings, *judged(found, where)], key=lambda f: -f.confidence)
-    findings, changes = connected(findings, places, spec, status)
+        found, live_raw = examine(targets(spec, status, hosts), states)
+        raw = (*raw, *live_raw)
+        both = sorted([*diagnosis.findings, *judged(found, where)], key=lambda f: -f.confidence)
+        diagnosis = replace(diagnosis, findings=tuple(both))
+    else:
+        diagnosis = doctor_logs.with_survivors(left, status)
+    findings, changes = connected(diagnosis.findings, places, spec, status)
     return Seen(
         replace(diagnosis, findings=tuple(findings)),
         where,
         () if status.get("phase") == "serving" else tuple(changes),
-        tuple(node.name for node in spec.used_nodes() if _elsewhere(node, places.logs)),
+        left.missing,
         private_names(spec, status),
+        left.paths,
+        raw,
     )
 
 
@@ -217,5 +230,5 @@ def print_seen(seen: Seen, name: str) -> None:
         click.echo("Changed since the last good launch:")
         for line in change_lines(seen.changes):
             click.echo(line)
-    if seen.elsewhere:
-        click.echo(f"Not read: the logs of {', '.join(seen.elsewhere)}, which lie on those hosts.")
+    for node, reason in seen.elsewhere.items():
+        click.echo(f"Not read: the logs of {node}, which lie there: {reason}")

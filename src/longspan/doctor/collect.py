@@ -5,10 +5,11 @@ import gzip
 import lzma
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from longspan.doctor.kept import FOLDER
 from longspan.doctor.match import Diagnosis, diagnose_record
 from longspan.doctor.rules import MARKS, RULES
 from longspan.doctor.scan import Scanner
@@ -65,20 +66,24 @@ def _read(stream: IO[bytes]) -> Iterator[bytes]:
         yield block.decode(wide, "replace").encode() if wide else block
 
 
-def logs_of(paths: Sequence[Path]) -> list[Path]:
+def logs_of(paths: Sequence[Path], *, collected: bool = False) -> list[Path]:
     """The files to read, in a stable order: rotated ones (`x.log.2`, `x.log.1`) before the current one.
+
+    Args:
+        collected: also what was collected from hosts, which is no log.
 
     Raises:
         LogUnreadableError: a path does not exist.
     """
     found: list[Path] = []
+    skipped = SKIPPED_DIRECTORIES if collected else SKIPPED_DIRECTORIES | {FOLDER}
     for path in paths:
         if path == STDIN or path.is_file() or path.is_fifo() or path.is_char_device():
             found.append(path)
         elif path.is_dir():
             inner: list[Path] = []
             for folder, folders, names in os.walk(path):
-                folders[:] = sorted(f for f in folders if f not in SKIPPED_DIRECTORIES)
+                folders[:] = sorted(f for f in folders if f not in skipped)
                 inner += [Path(folder) / n for n in names if _is_log(n)]
             found += sorted((p for p in inner if p.is_file()), key=_rotation)
         else:
@@ -104,13 +109,24 @@ def _rotation(path: Path) -> tuple[str, int]:
     return str(path.parent / name), 1
 
 
-def diagnose(paths: Sequence[Path]) -> Diagnosis:
+def diagnose(
+    paths: Sequence[Path],
+    kernels: Mapping[str, bytes] | None = None,
+    nodes: Mapping[Path, str] | None = None,
+) -> Diagnosis:
     """Reads all logs below these paths and says what failed.
+
+    Args:
+        kernels: node -> kernel messages of the launch's own time.
+        nodes: directory -> the node whose logs lie there.
 
     Raises:
         LogUnreadableError: a path does not exist or may not be read.
     """
     scanner = Scanner(RULES, MARKS)
     for path in logs_of(paths):
-        scanner.feed("stdin" if path == STDIN else str(path), chunks(path))
+        node = next((name for place, name in (nodes or {}).items() if place in path.parents), "")
+        scanner.feed("stdin" if path == STDIN else str(path), chunks(path), node)
+    for node, text in (kernels or {}).items():
+        scanner.feed(f"{node}: dmesg", [text], node)
     return diagnose_record(scanner.record())

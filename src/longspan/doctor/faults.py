@@ -97,6 +97,9 @@ def remaining(scene: Scene) -> Remaining:
         e for e in scene.events if (rule := rule_of(e)) is not None and _counts(e, rule, line, stop, ready)
     )
     hard = [e for e in faults if (r := rule_of(e)) is not None and r.kind != "wait"]
+    if ready and hard and all(r.kind != "root" for e in hard if (r := rule_of(e))):
+        counted = {id(e) for e in faults}
+        faults = tuple(e for e in scene.events if id(e) in counted or _misplaced(e, line))
     if ready and hard and all(_weak(e) for e in hard):
         faults, hard = (), []
     if hard:
@@ -106,6 +109,22 @@ def remaining(scene: Scene) -> Remaining:
     else:
         outcome = "serves" if ready else "open"
     return Remaining(faults, outcome, ready, stop is not None)
+
+
+def _misplaced(event: Event, line: _Timeline) -> bool:
+    """An error whose line carries no time stands, in merged logs, wherever its neighbours' clocks put it: that a server came
+    up "after" it refutes nothing where the server failed and nothing else says why."""
+    rule = event.rule
+    return (
+        isinstance(rule, Rule)
+        and rule.kind == "root"
+        and not rule.launch_only
+        and event.hit.head.time_seconds is None
+        and event.hit.head.level != "WARNING"
+        and bool(event.hit.node)
+        and _believed(event)
+        and not line.tolerated(event)
+    )
 
 
 def _weak(event: Event) -> bool:

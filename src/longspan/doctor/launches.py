@@ -13,6 +13,8 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "driver": ("driver-too-old", "cuda-driver-mismatch", "fabricmanager-down", "collective-hang"),
     "nccl": ("nccl-env-mismatch", "nccl-init-hang", "collective-hang", "collective-desync"),
     "ray": ("version-mismatch-ray", "ray-node-lost"),
+    "torch": ("worker-env-differs", "gpu-arch-unsupported", "driver-too-old", "collective-hang", "collective-desync"),
+    "checkpoint": ("weights-corrupt", "model-path-missing", "oom-weights", "model-arch-unsupported"),
     "python": ("version-mismatch-ray", "worker-env-differs"),
     "vllm": ("worker-env-differs", "model-arch-unsupported", "collective-desync"),
     "address": ("host-ip-mismatch", "nccl-wrong-interface", "gloo-wrong-interface"),
@@ -23,7 +25,6 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "NCCL_IB_HCA": ("nccl-init-hang", "collective-hang", "ib-gid-mismatch"),
     "NCCL_IB_GID_INDEX": ("ib-gid-mismatch",),
     "NCCL_IB_DISABLE": ("collective-hang",),
-    "torch": ("worker-env-differs", "collective-desync"),
     "bandwidth": ("collective-hang",),
     "model": ("weights-corrupt", "model-path-missing", "oom-weights"),
     "arguments": ("oom-kv-cache", "oom-runtime", "parallel-config-invalid", "heads-not-divisible"),
@@ -31,8 +32,13 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
 
 
 # What an agent finds on its node; unknown until it has answered.
-_FACTS = ("python", "ray", "vllm")
+_FACTS = ("python", "ray", "vllm", "torch", "nccl", "driver", "checkpoint")
 _SECRET_FLAG = re.compile(r"--[\w-]*(?:key|token|password|secret)[\w-]*", re.IGNORECASE)
+
+
+def model_of(spec: DeploymentSpec) -> str:
+    """The model as the record names it."""
+    return f"{spec.model}@{spec.revision}" if spec.revision else spec.model
 
 
 def recorded(
@@ -48,7 +54,7 @@ def recorded(
     """
     found = {
         "deployment/identity": spec.identity,
-        "deployment/model": f"{spec.model}@{spec.revision}" if spec.revision else spec.model,
+        "deployment/model": model_of(spec),
         "deployment/arguments": " ".join(_without_secrets(spec.vllm_arguments)) or "none",
         "deployment/layout": f"TP {spec.tp} x PP {spec.pp}, {spec.executor}, {spec.device}, ranks on "
         + ", ".join(node.name for node in spec.rank_nodes()),

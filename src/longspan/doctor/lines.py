@@ -28,7 +28,8 @@ _NCCL_HOST = re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]*):\d+:\d+ \[\d+\] ")
 _RANK = re.compile(r"\[[Rr]ank ?(\d+)\]|\bRank (\d+)\]|\brank[= ](\d+)\b")
 _CPP_LEVEL = re.compile(r"^(?:\([^)]*\) ?)*\[(?:\d{4}-\S+ [\d:,.]+ ([IWEFC]) |([IWEF])\d{3,4} )")
 _WORD_LEVEL = re.compile(
-    r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b(?!:\w)|[Ll]evel\"?[=:] ?\"?(debug|info|warn|warning|error|fatal)\b|NCCL (INFO|WARN)\b"
+    # Not the value of a variable: "run with NCCL_DEBUG=INFO for details" is no line of that level.
+    r"(?<![=\w`])(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b(?!:\w)|[Ll]evel\"?[=:] ?\"?(debug|info|warn|warning|error|fatal)\b|NCCL (INFO|WARN)\b"
 )
 _LEVELS = {
     "I": "INFO",

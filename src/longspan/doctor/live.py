@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from longspan.doctor import flight
 from longspan.doctor.silence import RankState
-from longspan.doctor.stacks import Collected, judge
+from longspan.doctor.stacks import Collected, judge, recent_kernel
 from longspan.errors import HostError
 from longspan.finding import Finding
 from longspan.host import Host
@@ -21,12 +23,15 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "processes-on-gpus": ("nvidia-smi", "--query-compute-apps=pid,used_memory,gpu_uuid", "--format=csv"),
     "nic-counters": ("bash", "-c", "grep -H . /sys/class/net/*/statistics/[rt]x_{bytes,errors,dropped} 2>/dev/null"),
     "ib-counters": ("bash", "-c", _IB),
-    "kernel": ("sh", "-c", "dmesg -T 2>/dev/null | tail -n 200"),
+    "kernel": ("sh", "-c", "cat /proc/uptime; dmesg 2>/dev/null | tail -n 400"),
     "shm": ("sh", "-c", "df -h /dev/shm; ls -la /dev/shm | head -n 40"),
 }  # fmt: skip
 COMMAND_SECONDS = 20.0
-# torch's watchdog writes its flight recorder where TORCH_NCCL_DEBUG_INFO_TEMP_FILE says, by default here.
-FLIGHT_RECORDER = "/tmp/nccl_trace_rank_"
+_FLIGHT = Path(flight.__file__).read_text()
+# Of one text: the newest that a node keeps or sends.
+TEXT_CHARACTERS = 100_000
+# Commands that run side by side on one host: what counts is that all is of one moment.
+AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +40,50 @@ class Target:
 
     Attributes:
         pids: rank -> process id on that host.
+        others: name -> process id of what is no rank: the engine's core, the API server.
     """
 
     host: Host
     pids: Mapping[int, int]
+    others: Mapping[str, int] = field(default_factory=dict)
 
 
-def _ask(host: Host, argv: Sequence[str]) -> str:
+def _ask(host: Host, argv: Sequence[str], seconds: float) -> str:
     try:
-        done = host.run(argv, timeout_seconds=COMMAND_SECONDS)
+        done = host.run(argv, timeout_seconds=seconds)
     except HostError:
         return ""
-    return done.stdout if done.returncode == 0 or done.stdout else ""
+    return done.stdout[-TEXT_CHARACTERS:] if done.returncode == 0 or done.stdout else ""
 
 
-def _stack(host: Host, pid: int) -> str:
-    """py-spy's stack of a process; without py-spy the kernel's word about what it waits for."""
-    text = _ask(host, ["py-spy", "dump", "--pid", str(pid)])
-    return text or _ask(
-        host,
-        [
-            "sh",
-            "-c",
-            f"cat /proc/{pid}/wchan; echo; grep -E '^(State|Threads)' /proc/{pid}/status; cat /proc/{pid}/stack 2>/dev/null",
-        ],
-    )
+def _stack(host: Host, pid: int, seconds: float) -> str:
+    """py-spy's stack of a process; without py-spy, or where it may not look, the kernel's word about what it waits for."""
+    text = _ask(host, ["py-spy", "dump", "--pid", str(pid)], seconds)
+    waits = f"cat /proc/{pid}/wchan; echo; grep -E '^(State|Threads)' /proc/{pid}/status; cat /proc/{pid}/stack 2>/dev/null"
+    return text or _ask(host, ["sh", "-c", waits], seconds)
 
 
-def collect_host(target: Target) -> Collected:
-    """Everything from one host."""
-    stacks = {rank: _stack(target.host, pid) for rank, pid in target.pids.items()}
-    files = {name: _ask(target.host, argv) for name, argv in COMMANDS.items()}
-    files["flight-recorder"] = _ask(target.host, ["sh", "-c", f"ls -la {FLIGHT_RECORDER}* 2>/dev/null"])
-    return Collected(target.host.name, stacks, files.get("sockets", ""), files.get("gpus", ""), files)
+def collect_host(
+    target: Target, *, seconds: float = COMMAND_SECONDS, age_seconds: float = 3600.0
+) -> Collected:
+    """Everything from one host.
+
+    Args:
+        seconds: what a command may take.
+        age_seconds: how old a kernel message may be.
+    """
+    host = target.host
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        # The stacks first: they say what waited for what at one moment.
+        stacks = {rank: pool.submit(_stack, host, pid, seconds) for rank, pid in target.pids.items()}
+        others = {f"stack-{n}": pool.submit(_stack, host, pid, seconds) for n, pid in target.others.items()}
+        asked = {name: pool.submit(_ask, host, argv, seconds) for name, argv in COMMANDS.items()}
+        recorder = ["python3", "-c", _FLIGHT, str(age_seconds)]
+        asked["flight-recorder"] = pool.submit(_ask, host, recorder, seconds)
+        files = {name: job.result() for name, job in (others | asked).items()}
+        texts = {rank: job.result() for rank, job in stacks.items()}
+    files["kernel"] = recent_kernel(files["kernel"], age_seconds)
+    return Collected(host.name, texts, files["sockets"], files["gpus"], files)
 
 
 def collect(targets: Sequence[Target]) -> list[Collected]:

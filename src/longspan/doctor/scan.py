@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
+from longspan.doctor.records import unwrapped
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
@@ -124,10 +125,10 @@ class Scanner:
         self._quote_open_until = 0
         self._files: list[str] = []
 
-    def feed(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Reads one file to its end. `name` is how it is called in the evidence."""
+    def feed(self, name: str, chunks: Iterable[bytes], node: str = "") -> None:
+        """Reads one file to its end. `name` is how it is called in the evidence, `node` whose it is, if that is known."""
         self._files.append(name)
-        carry, line, section, clock = b"", 0, "", _Clock()
+        carry, line, section, clock = b"", 0, node, _Clock()
         for chunk in chunks:
             self._size += len(chunk)
             block = carry + chunk
@@ -147,6 +148,9 @@ class Scanner:
         lines = block.split(b"\n")
         if lines[-1] == b"":
             lines.pop()
+        if block.startswith(b'{"') or b'\n{"' in block:
+            lines = [unwrapped(raw) for raw in lines]
+            block = b"\n".join(lines)
         shapes = self._shapes
         later: dict[bytes, deque[int]] = {}  # shape of a lazy line -> its last indices in this block
         self._direction(lines, line)

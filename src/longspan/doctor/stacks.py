@@ -90,6 +90,23 @@ def parse_gpus(text: str, idle_watts: float = 60.0) -> list[GpuReading]:
     return readings
 
 
+_KERNEL = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] ")
+
+
+def recent_kernel(text: str, age_seconds: float) -> str:
+    """The kernel's messages that are not older than `age_seconds`, out of /proc/uptime's line and `dmesg`.
+
+    An Xid of last week explains no failure of today. Empty where either is missing.
+    """
+    first, _, rest = text.partition("\n")
+    try:
+        since = float(first.split()[0]) - age_seconds
+    except (IndexError, ValueError):
+        return ""
+    stamped = ((_KERNEL.match(line), line) for line in rest.splitlines())
+    return "\n".join(line for stamp, line in stamped if stamp and float(stamp[1]) >= since)
+
+
 @dataclass(frozen=True, slots=True)
 class Collected:
     """What one host gave.

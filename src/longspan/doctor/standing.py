@@ -12,7 +12,7 @@ IN_TIME_CONFIDENCE = 0.3
 # How far a rank has come (a number of the doctor's phases) by what the engine's log proved of all ranks. "joined" stays
 # below "collectives ready": Ray's actor table proves a rank's process only.
 _ENGINE = {"starting": 2, "joined": 3, "loading": 5, "warm-up": 8, "ready": 9}
-_AFTER_ENGINE = {"gateway": 10, "first token": 10, "verified": 11}
+_AFTER_ENGINE = {"gateway": 10, "first token": 10, "verified": 11, "serving": 11}
 # Our phases that the doctor's own budgets and probes do not fit: seconds, what to look at. The seconds are those after
 # which the launch gives up by itself, or less.
 _OWN: dict[str, tuple[float, str]] = {
@@ -107,11 +107,15 @@ def _present(row: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     return any(r["pid"] is not None for r in status["ranks"] if r["planned_node"] == row["planned_node"])
 
 
-def standing(status: Mapping[str, Any], states: Sequence[RankState]) -> Standing:
+def standing(
+    status: Mapping[str, Any], states: Sequence[RankState], own_seconds: Mapping[str, float] | None = None
+) -> Standing:
     """Names what a launch waits for.
 
     Args:
         states: from `rank_states` of the same status; at least one.
+        own_seconds: what each phase may take by this model's own launches (`history.budgets_seconds`); the defaults are
+            lower bounds.
     """
     phase, seconds = status["phase"], _since_seconds(status)
     verdict = late(states)
@@ -126,6 +130,8 @@ def standing(status: Mapping[str, Any], states: Sequence[RankState]) -> Standing
             "controller.log: the agent that runs the gateway is missing",
         )
     name = f"engine ({_engine_phase(status)})" if phase == "engine" else phase
+    if own_seconds and name in own_seconds:
+        over = min(over, seconds - own_seconds[name])
     return Standing(name, seconds, over, ranks, hosts, probe)
 
 
@@ -138,10 +144,19 @@ def judged(found: Sequence[Finding], where: Standing) -> list[Finding]:
     """
     told = [f for f in found if f.cause != "insufficient-evidence"]
     if where.over_seconds <= 0:
-        return [replace(f, severity="info", confidence=min(f.confidence, IN_TIME_CONFIDENCE)) for f in told]
+        return as_context(told)
     stands = Finding(
         where.who, "warning", "insufficient-evidence",
         f'The launch stands in the phase "{where.phase}" {where.over_seconds:.0f} s beyond its budget; {where.who} has not passed it.',
         (), f"Look at {where.next_probe}.", "", "", 0.4,
     )  # fmt: skip
     return [*told, stands]
+
+
+def as_context(found: Sequence[Finding]) -> list[Finding]:
+    """The same as hints: what ranks wait for while nothing is wrong yet, or after something else went wrong."""
+    return [
+        replace(f, severity="info", confidence=min(f.confidence, IN_TIME_CONFIDENCE))
+        for f in found
+        if f.cause != "insufficient-evidence"
+    ]

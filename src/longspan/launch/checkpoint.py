@@ -92,6 +92,16 @@ class CheckpointDigest:
             state.update(f"{file.path}\0{file.size_bytes}\0{file.digest}\0".encode())
         return state.hexdigest()
 
+    @property
+    def fingerprint(self) -> str:
+        """A short digest that two starts can compare: of a file that is only sampled, at places which the nonce decides, its
+        size alone goes in."""
+        state = hashlib.blake2b(digest_size=8)
+        for file in sorted(self.files, key=lambda file: file.path):
+            whole = file.digest if file.mode == "whole" else ""
+            state.update(f"{file.path}\0{file.size_bytes}\0{whole}\0".encode())
+        return state.hexdigest()
+
     def to_json(self) -> dict[str, Any]:
         """The form that agents send."""
         return {
@@ -180,7 +190,8 @@ def compare_copies(digests: Mapping[str, CheckpointDigest | None], head: str) ->
     counts, and the finding says so.
 
     Args:
-        digests: node name to its digest; None where the node has no such directory.
+        digests: node name to its digest; None where the node has no such directory; without files where the engine will
+            fetch the checkpoint from the hub, which is compared with nothing.
         head: the node whose copy decides where there is no majority.
 
     Raises:
@@ -191,7 +202,7 @@ def compare_copies(digests: Mapping[str, CheckpointDigest | None], head: str) ->
     if len({digest.nonce for digest in digests.values() if digest}) > 1:
         raise ValueError("digests made with different nonces cannot be compared")
     findings = [_missing_copy(node) for node, digest in digests.items() if digest is None]
-    copies = {node: digest for node, digest in digests.items() if digest is not None}
+    copies = {node: digest for node, digest in digests.items() if digest is not None and digest.files}
     if not copies:
         return tuple(findings)
     judge = head if head in copies else next(iter(copies))

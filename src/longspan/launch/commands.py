@@ -7,45 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
-from longspan.errors import InputError
 from longspan.launch.words import KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
-
-# Flags that decide where ranks run and who may talk to them. Longspan owns them: a second opinion would make
-# `status` lie. Value: what to use instead.
-OWNED_FLAGS: dict[str, str] = {
-    "--tensor-parallel-size": "--tp",
-    "-tp": "--tp",
-    "--pipeline-parallel-size": "--pp",
-    "-pp": "--pp",
-    "--distributed-executor-backend": "--executor",
-    "--nnodes": "--nodes or --cluster",
-    "-n": "--nodes or --cluster",
-    "--node-rank": "--nodes or --cluster",
-    "-r": "--nodes or --cluster",
-    "--master-addr": "--cluster",
-    "--master-port": "nothing: a new port is chosen at each start",
-    "--headless": "nothing: Longspan starts the followers",
-    "--host": "--listen, for the gateway",
-    "--port": "--listen, for the gateway",
-    "--uds": "--listen, for the gateway",
-    "--api-key": "nothing: the engine's key is made at each start",
-    "--model": "the MODEL argument",
-    "--served-model-name": "--name-served",
-    "--revision": "--revision",
-    "-dp": "several replicas, which are not there yet",
-    "-dcp": "nothing: context parallelism is not laid out yet",
-    "--decode-context-parallel-size": "nothing: context parallelism is not laid out yet",
-    "-pcp": "nothing: context parallelism is not laid out yet",
-    "--prefill-context-parallel-size": "nothing: context parallelism is not laid out yet",
-    "--device-ids": "gpus and the order of the nodes in the cluster file",
-    "--ray-workers-use-nsight": "nothing: it changes Ray's runtime environment, which Longspan sets",
-}
-# Whole families: `--data-parallel-size-local`, `-dpl`, … of vLLM 0.32.
-OWNED_PREFIXES: dict[str, str] = {"--data-parallel-": "several replicas, which are not there yet"}
-OWNED_FLAGS |= dict.fromkeys(
-    ("-dpn", "-dpr", "-dpl", "-dpa", "-dpp", "-dpb", "-dph", "-dpe", "-dpm"),
-    OWNED_PREFIXES["--data-parallel-"],
-)
 
 # Where a value given on one node is wrong on another. vLLM's Ray executor hands the driver's environment to every
 # rank with setdefault; these stay out of it (vLLM reads the list from ray_non_carry_over_env_vars.json).
@@ -87,55 +49,32 @@ class Process:
         name: unique within the agent.
         env: added to the agent's own environment.
         stdin: text for its standard input; empty for none.
-        group: what is stopped together ("ray", "engine", "gateway").
     """
 
     name: str
     argv: tuple[str, ...]
-    group: str
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """For the wire."""
         return {
-            "name": self.name, "argv": list(self.argv), "group": self.group, "env": dict(self.env),
+            "name": self.name, "argv": list(self.argv), "env": dict(self.env),
             "stdin": self.stdin,
         }  # fmt: skip
 
 
-def refuse_owned_flags(arguments: Sequence[str]) -> None:
-    """Checks what stood after `--`.
+def gpu_id(value: Any) -> int | str:
+    """A GPU as Ray names it: an index, or a UUID where CUDA_VISIBLE_DEVICES holds UUIDs (also of MIG slices).
 
     Raises:
-        InputError: a flag that Longspan owns, with what to use instead.
+        TypeError: neither.
     """
-    for argument in arguments:
-        owned = owned_flag(argument)
-        if owned:
-            raise InputError(
-                f"{argument.split('=', 1)[0]} decides where ranks run or who may reach them, and Longspan owns it.",
-                f"Use {owned} instead.",
-            )
-
-
-def owned_flag(argument: str) -> str:
-    """What to use instead of a flag that Longspan owns, in any spelling that vLLM takes for it; empty for all others.
-
-    vLLM's parser is argparse with underscores for dashes: a long flag may be cut short where it stays unambiguous
-    (`--tensor-par 2`), and the value may stand at a short flag of one letter (`-n2`).
-    """
-    flag = argument.split("=", 1)[0]
-    if re.fullmatch(r"-[a-z]+\d+", flag):
-        flag = flag.rstrip("0123456789")
-    elif flag.startswith("--"):
-        flag = flag.replace("_", "-")
-    if len(flag) < (4 if flag.startswith("--") else 2) or not flag.startswith("-"):
-        return ""
-    for whole, instead in OWNED_FLAGS.items():
-        if whole.startswith(flag):
-            return instead
-    return next((instead for prefix, instead in OWNED_PREFIXES.items() if flag.startswith(prefix)), "")
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() else value
+    if isinstance(value, int):
+        return value
+    raise TypeError(f"{value!r} is no GPU")
 
 
 def ray_environment(token_file: str) -> dict[str, str]:
@@ -204,12 +143,10 @@ def ray_start(
     env = {**ray_environment(token_file), **monitor, **node.env}
     if node.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
-    return Process("ray", argv, "ray", env)
+    return Process("ray", argv, env)
 
 
-def engine_arguments(
-    spec: DeploymentSpec, *, host: str, port: int, max_model_len: int | None = None
-) -> list[str]:
+def engine_arguments(spec: DeploymentSpec, *, host: str, port: int) -> list[str]:
     """vLLM's command line after `vllm`, the same for both executors."""
     arguments = [
         "serve", spec.model,
@@ -232,8 +169,6 @@ def engine_arguments(
         arguments += ["--compilation-config", json.dumps({"mode": 2, "backend": "eager"})]
     if spec.device == "cpu" and "--max-num-batched-tokens" not in given:
         arguments += ["--max-num-batched-tokens", str(CPU_BATCHED_TOKENS)]
-    if max_model_len and "--max-model-len" not in given:
-        arguments += ["--max-model-len", str(max_model_len)]
     return [*arguments, *spec.vllm_arguments]
 
 
@@ -294,7 +229,7 @@ def launcher(
         **first.env,
     }
     argv = (first.python, "-m", "longspan.launch.ray_driver")
-    return Process("launcher", argv, "engine", env, json.dumps(wanted))
+    return Process("launcher", argv, env, json.dumps(wanted))
 
 
 def _hook_environment(spec: DeploymentSpec) -> dict[str, str]:
@@ -312,7 +247,7 @@ def mp_rank(
     node_rank: int,
     master_port: int,
     arguments: Sequence[str],
-    gpu_ids: Sequence[int],
+    gpu_ids: Sequence[int | str],
     env: Mapping[str, str],
 ) -> Process:
     """One node's part of the mp executor: the first serves, the others are headless followers."""
@@ -330,6 +265,8 @@ def mp_rank(
         **device_environment(spec), "VLLM_HOST_IP": node.address, "SPT_NOENV": "1", **env, **node.env,
     }  # fmt: skip
     if spec.device != "cpu":
-        full_env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, sorted(gpu_ids)))
+        full_env["CUDA_VISIBLE_DEVICES"] = ",".join(
+            map(str, sorted(gpu_ids, key=lambda gpu: (str(type(gpu)), gpu)))
+        )
     argv = (node.python, "-m", "longspan.launch.engine_main", *arguments, *rendezvous, *follower)
-    return Process("engine", argv, "engine", full_env)
+    return Process("engine", argv, full_env)

@@ -13,6 +13,7 @@ from longspan.finding import Finding
 from longspan.launch import commands, verdict
 from longspan.launch.actions import Action, Ask, Call, SetGateway, Start
 from longspan.launch.checkpoint import CheckpointDigest
+from longspan.launch.commands import gpu_id
 from longspan.launch.failure import Failure, FailureKind
 from longspan.launch.phases import EnginePhase, RankSeen, later, phase_seen, rank_of_title, rank_seen
 from longspan.launch.proof import Proof
@@ -55,7 +56,7 @@ class Group:
     gpus_seen: str = ""
     placement_group: str = ""
     bundles: list[str] = field(default_factory=list)
-    gpu_ids: list[list[int]] = field(default_factory=list)
+    gpu_ids: list[list[int | str]] = field(default_factory=list)
     ranks: dict[int, RankSeen] = field(default_factory=dict)
     rank_devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     first_token: dict[str, Any] = field(default_factory=dict)
@@ -148,7 +149,7 @@ class Group:
         elif kind == "ranks":
             self._ranks_found([(int(r["rank"]), int(r["pid"]), str(r["address"])) for r in event["ranks"]])
         elif kind == "holders" and self.phase == "engine" and not self.gpu_ids:
-            self.gpu_ids = [[int(i) for i in holder["gpu_ids"]] for holder in event["holders"]]
+            self.gpu_ids = [[gpu_id(i) for i in holder["gpu_ids"]] for holder in event["holders"]]
             return self._start_mp_ranks()
         return []
 
@@ -311,7 +312,7 @@ class Group:
             node.name, "reference",
             {"model": self.spec.model, "revision": self.spec.revision, "device": self.spec.device,
              "python": node.python, "vllm_arguments": list(self.spec.vllm_arguments),
-             "exact": node.name == self.head.name},
+             "joined": bool(self.spec.ray_address), "exact": node.name == self.head.name},
         )  # fmt: skip
 
     def _judge(self) -> list[Action]:

@@ -19,7 +19,8 @@ def digest_layer(digests: Mapping[str, CheckpointDigest | None], head: str) -> L
         ValueError: as `compare_copies`.
     """
     findings = compare_copies(digests, head)
-    known = [digest for digest in digests.values() if digest]
+    known = [digest for digest in digests.values() if digest and digest.files]
+    later = [node for node, digest in digests.items() if digest and not digest.files]
     coverage = min((digest.coverage for digest in known), default=0.0)
     figures: dict[str, float | int | str] = {
         "nodes": len(digests),
@@ -31,9 +32,11 @@ def digest_layer(digests: Mapping[str, CheckpointDigest | None], head: str) -> L
     amount = f"{figures['files']} files, {format_bytes(float(figures['read_bytes']))} read ({read})"
     if any(finding.severity == "error" for finding in findings):
         return Layer("digests", "failed", "; ".join(f.summary for f in findings), figures, findings)
-    if len(digests) == 1:
+    if later:
+        amount += f"; not compared: {', '.join(later)}, which had no copy yet and fetches the same commit from the hub"
+    if len(known) == 1:
         return Layer("digests", "skipped", f"one node holds the only copy: {amount}", figures, findings)
-    return Layer("digests", "passed", f"{len(digests)} nodes hold the same copy: {amount}", figures, findings)
+    return Layer("digests", "passed", f"{len(known)} nodes hold the same copy: {amount}", figures, findings)
 
 
 def reference_layer(

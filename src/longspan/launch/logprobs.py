@@ -75,19 +75,6 @@ class NotMade:
 
     reason: str
 
-    def to_json(self) -> dict[str, Any]:
-        """The form that agents send."""
-        return {"not_made": self.reason}
-
-
-def read_reference(data: Mapping[str, Any]) -> Reference | NotMade:
-    """Reads what either of the two wrote with `to_json`.
-
-    Raises:
-        KeyError: a field is missing.
-    """
-    return NotMade(str(data["not_made"])) if "not_made" in data else Reference.from_json(data)
-
 
 @dataclass(frozen=True, slots=True)
 class Agreement:

@@ -171,10 +171,3 @@ def measured_tolerance(reference: Reference, exact: Reference) -> Tolerance:
     if limit == TOLERANCE_FLOOR_NATS:
         source = f"the least that is allowed; this checkpoint's noise against float32 is {noise:.4f}"
     return Tolerance(limit, source)
-
-
-def default_tolerance(reason: str) -> Tolerance:
-    """The limit where the noise could not be measured, for `reason`; a guess, and the text says so."""
-    return Tolerance(
-        DEFAULT_TOLERANCE_NATS, f"a guess, since the noise of this checkpoint was not measured: {reason}"
-    )

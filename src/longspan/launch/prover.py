@@ -1,8 +1,9 @@
 """Asks an OpenAI-compatible vLLM endpoint what the proof needs, through aiohttp; `judge.py` decides what the answers mean.
 
-`score_texts` gives the deployment's values for `reference_layer`; `prove_completion` and `prove_paths` give whole layers. An
-endpoint that answers wrongly makes a failed layer, not an exception. Where the gateway restricts `prompt_logprobs`, or spreads
-requests over several replicas, give the engine's own address for the last two: a proof is about one replica.
+`score_texts` gives the deployment's values for `reference_layer`, `generate_and_score` those for `paths_layer`;
+`prove_completion` gives a whole layer, a failed one where the endpoint answers wrongly. Where the gateway restricts
+`prompt_logprobs`, or spreads requests over several replicas, give the engine's own address for the first two: a proof is
+about one replica.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from longspan.errors import ProofError
-from longspan.launch.judge import completion_layer, paths_layer
+from longspan.launch.judge import completion_layer
 from longspan.launch.logprobs import (
     TokenLogprobs,
     generate_body,
@@ -22,7 +23,7 @@ from longspan.launch.logprobs import (
     read_scores,
     score_body,
 )
-from longspan.launch.proof import Layer, Tolerance, failed
+from longspan.launch.proof import Layer, failed
 from longspan.launch.proof_texts import PROMPTS, TEXTS
 
 # Compared on the decode path: three prompts of 48 tokens take 2 to 20 s on one CPU core, well below 1 s on a GPU.
@@ -130,12 +131,3 @@ async def prove_completion(endpoint: Endpoint) -> Layer:
     except (KeyError, IndexError, TypeError, ValueError):
         return failed("completion", "the completion is not in the OpenAI form")
     return completion_layer(text, tokens, loop.time() - start)
-
-
-async def prove_paths(endpoint: Endpoint, tolerance: Tolerance) -> Layer:
-    """Decode path against prefill path, at the endpoint."""
-    try:
-        generated, scored = await generate_and_score(endpoint)
-    except ProofError as error:
-        return failed("paths", error.what.rstrip("."))
-    return paths_layer(generated, scored, tolerance)

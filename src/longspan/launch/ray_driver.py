@@ -34,11 +34,6 @@ def report(event: str, **fields: Any) -> None:
 class EngineFrontEnd:
     """vLLM's API server and engine core; the executor's ranks become sibling actors in our placement group."""
 
-    def describe(self) -> dict[str, Any]:
-        """Where this actor runs."""
-        context = ray.get_runtime_context()
-        return {"pid": os.getpid(), "node_id": context.get_node_id()}
-
     def serve(self, arguments: list[str], env: dict[str, str]) -> None:
         """Runs the engine until it ends. Ray runs it on the process's main thread, as vLLM's signals want."""
         os.environ.update(env)
@@ -158,7 +153,6 @@ def run(wanted: dict[str, Any]) -> int:
             time.sleep(1)
     actor = ray.remote(num_cpus=0, num_gpus=0, max_restarts=0)(EngineFrontEnd)
     front = actor.options(scheduling_strategy=strategy(group, 0)).remote()
-    report("front_end", **ray.get(front.describe.remote()))
     threading.Thread(
         target=report_ranks, args=(wanted["tp"], len(wanted["rank_addresses"]), others), daemon=True
     ).start()

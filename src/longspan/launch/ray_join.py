@@ -32,6 +32,11 @@ def nodes() -> list[dict[str, Any]]:
             "hostname": node["NodeManagerHostname"],
             "gpus": int(node["Resources"].get("GPU", 0)),
             "head": "node:__internal_head__" in node["Resources"],
+            # Ray's name for the GPUs it found itself, such as "H100"; GPUs that were only declared have none.
+            "accelerator": next(
+                (key.partition(":")[2] for key in node["Resources"] if key.startswith("accelerator_type:")),
+                "",
+            ),
         }
         for node in ray.nodes()
         if node["Alive"]

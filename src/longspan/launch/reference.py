@@ -85,7 +85,7 @@ async def make_reference(wish: Wish) -> Reference | NotMade:
     cached = _load(path)
     if cached is not None:
         return cached
-    needed, free = await asyncio.to_thread(_needed_bytes, wish), wish.free_bytes
+    needed, free = await asyncio.to_thread(needed_bytes, wish), wish.free_bytes
     free = available_memory_bytes() if free is None else free
     if needed > free:
         return NotMade(
@@ -106,25 +106,7 @@ async def make_reference(wish: Wish) -> Reference | NotMade:
     return reference
 
 
-async def engine_version(python: str = sys.executable, env: Mapping[str, str] | None = None) -> str:
-    """The version of the vLLM that this interpreter has, whichever distribution carries it; "unknown" where it has none."""
-    code = (
-        "from importlib.metadata import packages_distributions, version\n"
-        "names = packages_distributions().get('vllm', ())\n"
-        "print(version(names[0]) if names else 'unknown')"
-    )
-    process = await asyncio.create_subprocess_exec(
-        python, "-c", code, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    return output.decode().strip() or "unknown"
-
-
-def _needed_bytes(wish: Wish) -> int:
+def needed_bytes(wish: Wish) -> int:
     """Weights in the dtype asked for, and the overhead. float32 doubles what is stored in 16 bits."""
     return weights_bytes(wish.model) * (2 if wish.dtype == "float32" else 1) + _OVERHEAD_BYTES
 

@@ -33,6 +33,7 @@ from longspan.launch.events import (
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.group import ENGINE_PROCESSES, Group
 from longspan.launch.phases import said, strip_colour
+from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.stopping import Stopping
 from longspan.launch.words import EVENT_MARK
@@ -49,6 +50,8 @@ QUIET_SECONDS: dict[str, float] = {
     "agents": 60, "checkpoint": 1800, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
     "first token": 300, "verified": 1800,
 }  # fmt: skip
+# Phases whose processes may still live when something fails: what they wait for is taken down before they are ended.
+LIVE_PHASES = frozenset({"ray", "reservation", "engine", "gateway", "first token", "verified", "serving"})
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
 SILENT_SECONDS = 40.0
 MAX_TOLD = 10_000
@@ -191,11 +194,12 @@ class Steps:
         """Remembers why and takes everything down; the controller reports it."""
         if self.failure is None:
             self.failure = Failure(kind, self.phase, what, remedy)
-        return self._stop()
+        return self._stop(collect=kind != "proof")  # the ranks of a deployment that answers hang nowhere
 
-    def _stop(self) -> list[Action]:
+    def _stop(self, *, collect: bool = False) -> list[Action]:
+        """Takes everything down; with `collect` after the nodes have given what explains a silence."""
         if self.phase in {"stopping", "gone"}:
-            return []
+            return self.stopping.hurry() if self.stopping and not collect else []
         self.stopped_in = self.phase
         self._enter("stopping")
         self.waiting.clear()
@@ -212,9 +216,23 @@ class Steps:
         actions: list[Action] = []
         if self.gateway_up:
             actions.append(SetGateway("out", "the deployment is being stopped"))
-        actions += self.stopping.begin()
+        actions += self.stopping.begin(self._collect() if collect and self.stopped_in in LIVE_PHASES else [])
         self._end_if_done()
         return actions
+
+    def _collect(self) -> list[Call]:
+        """Asks every node for the stacks, sockets and counters of what still runs there."""
+        ranks = self.group.ranks if self.group else {}
+        calls = []
+        for node in self.nodes:
+            if node.name in self.joined:
+                pids = {str(s.pid): rank for rank, s in ranks.items() if s.address == node.address}
+                arguments = {
+                    "name": node.name, "mark": self.mark, "joined": bool(self.spec.ray_address), "pids": pids,
+                    "tp": self.spec.tp, "age_seconds": self.now - self.started["agents"],
+                }  # fmt: skip
+                calls.append(Call(f"collect:{node.name}", node.name, "collect", arguments))
+        return calls
 
     def _end_if_done(self) -> None:
         if self.phase == "stopping" and self.stopping and self.stopping.done:
@@ -230,12 +248,15 @@ class Steps:
         for node in self.spec.ray_nodes():
             files = {path: text for path, text in self.secrets.items() if text}
             actions += [
-                self._call(node.name, "facts", {"address": node.address, "model": self.spec.model}),
+                self._call(node.name, "facts", {"python": node.python}),
                 self._call(node.name, "write", {"files": files}),
                 self._call(node.name, "ports", {"address": node.address, "count": len(Ports._fields)}),
             ]
             if node in self.nodes:  # a head without ranks needs no copy
-                arguments = {"model": self.spec.model, "nonce": self.nonce, "full": self.spec.full_digest}
+                arguments = {
+                    "model": self.spec.model, "revision": self.spec.revision, "nonce": self.nonce,
+                    "full": self.spec.full_digest,
+                }  # fmt: skip
                 actions.append(self._call(node.name, "digest", arguments))
         return actions
 
@@ -296,6 +317,8 @@ class Steps:
 
     def _versions_differ(self) -> tuple[str, str] | None:
         """What is wrong with the versions of engine, Ray and Python on the nodes, and what to do; None if nothing."""
+        if problem := unfit(self.nodes, self.facts, self.spec.device):
+            return problem
         head = self.head.name
         for key, name in (("vllm", "vLLM"), ("ray", "Ray"), ("python", "Python")):
             there = self.facts[head][key]
@@ -411,7 +434,6 @@ class Steps:
         gateway = Process(
             "gateway",
             (self.python, "-m", "longspan.gateway", "--config", self.paths.gateway_config),
-            "gateway",
         )
         return [SetGateway("out", "the engine is starting"), Start(FRONT, gateway), *self.group.start()]
 

@@ -1,10 +1,12 @@
-"""Taking a deployment down: every agent is told, its confirmation awaited, and swept after where it does not come. Pure."""
+"""Taking a deployment down, pure: first what explains a failure is collected, then every agent is told to end
+everything, its confirmation awaited, and its node swept where that does not come."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from longspan.finding import Finding
-from longspan.launch.actions import Action, StopAll, Sweep
+from longspan.launch.actions import Action, Call, StopAll, Sweep
 from longspan.launch.events import AgentJoined, AgentSilent, Answered, Event, StartFailed, Tick
 
 # How long an agent may be silent, and how long one that was being started is waited for: longer than ssh takes to give
@@ -14,6 +16,8 @@ JOIN_SECONDS = 20.0
 # An agent that beats but has not confirmed by now is stuck (a hung file system); ending a large engine takes seconds.
 CONFIRM_SECONDS = 90.0
 SWEEP_SECONDS = 120.0
+# For the evidence; shorter than JOIN_SECONDS, and than the agents' patience with a function.
+COLLECT_SECONDS = 15.0
 
 
 @dataclass(slots=True)
@@ -24,6 +28,7 @@ class Stopping:
         agents: all of the deployment.
         joined: those that have answered at any time.
         awaited: those whose confirmation is still to come.
+        evidence: calls whose answers are awaited before anything is ended.
         sweeping: nodes where somebody else ends what a silent agent left -> since when.
     """
 
@@ -31,6 +36,7 @@ class Stopping:
     joined: set[str]
     awaited: set[str]
     began: float
+    evidence: set[str] = field(default_factory=set)
     sweeping: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -39,9 +45,25 @@ class Stopping:
         """Nothing is awaited any more."""
         return not self.awaited and not self.sweeping
 
-    def begin(self) -> list[Action]:
-        """Tells every agent that there is."""
+    def begin(self, collect: Sequence[Call]) -> list[Action]:
+        """Asks for the evidence; where there is none to ask for, tells every agent that there is."""
+        self.evidence = {call.call for call in collect}
+        return [*collect] or self._tell_all()
+
+    def _tell_all(self) -> list[Action]:
+        self.evidence.clear()
         return [StopAll(name) for name in self.agents if name in self.joined]
+
+    def hurry(self) -> list[Action]:
+        """The operator wants it gone: evidence is not waited for any longer."""
+        return self._tell_all() if self.evidence else []
+
+    def _collected(self, call: str) -> list[Action]:
+        """One node's evidence came or is given up; with the last of them everything is ended."""
+        if self.evidence == {call}:
+            return self._tell_all()
+        self.evidence.discard(call)
+        return []
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes one event, returns what to do about it."""
@@ -49,13 +71,15 @@ class Stopping:
             case AgentJoined(node) if node in self.agents and node not in self.joined:
                 self.joined.add(node)
                 self.awaited.add(node)
-                return [StopAll(node)]
+                return [] if self.evidence else [StopAll(node)]
             case StartFailed(node) if node not in self.joined:
                 self.awaited.discard(node)
+            case Answered(call) if call in self.evidence:
+                return self._collected(call)
             case Answered(call, value, error):
                 self._answered(call, value, error)
             case AgentSilent(node, seconds) if seconds > SILENT_SECONDS and node in self.awaited:
-                return self._sweep([node], now)
+                return [*self._collected(f"collect:{node}"), *self._sweep([node], now)]
             case Tick():
                 return self._tick(now)
         return []
@@ -75,7 +99,8 @@ class Stopping:
                 self._swept(node, None, f"no answer for {SWEEP_SECONDS:.0f} s")
         waited = now - self.began
         late = [n for n in self.awaited if waited > (CONFIRM_SECONDS if n in self.joined else JOIN_SECONDS)]
-        return self._sweep(sorted(late), now)
+        told = self.hurry() if waited > COLLECT_SECONDS else []
+        return [*told, *self._sweep(sorted(late), now)]
 
     def _sweep(self, nodes: list[str], now: float) -> list[Action]:
         """Their agents do not confirm: they may be dead, and what they started would live on."""

@@ -66,9 +66,9 @@ def conclude(
     digests: Mapping[str, CheckpointDigest | None], head: str, evidence: Evidence, references: References
 ) -> Proof:
     """All layers, in the order in which their evidence was taken."""
-    if all(digest is None for digest in digests.values()):
+    if not any(digest and digest.files for digest in digests.values()):
         digest_layer = proof.skipped(
-            "digests", "the model is named by id; each node's copy is its own hub cache"
+            "digests", "no node had a copy before the start; each fetched the same commit from the hub"
         )
     else:
         digest_layer = judge.digest_layer(digests, head)

@@ -1,7 +1,9 @@
 """Getting a model's config: a directory, a folder of configs, the built-in list, or Hugging Face. This room's only I/O."""
 
+import contextlib
 import csv
 import json
+import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -131,17 +133,43 @@ def load_builtin(name: str) -> ModelFacts | None:
     return None
 
 
-def load_hub(name: str) -> ModelFacts:
+def resolve_commit(name: str, revision: str | None = None) -> str | None:
+    """The commit that a revision of a Hugging Face id is now, so that all nodes read the same; None where nobody knows it.
+
+    Hugging Face is asked; without a network, the local hub cache, which keeps the commit of each revision it has seen.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    if revision and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    with contextlib.suppress(Exception):  # offline, gated, unknown: `load_hub` says which
+        return HfApi().model_info(name, revision=revision, timeout=_HUB_SECONDS).sha
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
+    with contextlib.suppress(OSError):
+        return (folder / "refs" / (revision or "main")).read_text().strip() or None
+    return None
+
+
+def load_hub(name: str, revision: str | None = None) -> ModelFacts:
     """Reads config.json from Hugging Face, and the exact byte count of the weights from the safetensors headers.
+
+    Args:
+        revision: a branch, tag or commit; by default the main branch.
 
     Raises:
         ModelFetchError: no such model, no access to it, or no network.
     """
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     def text(file: str) -> str:
-        return Path(hf_hub_download(name, file, etag_timeout=_HUB_SECONDS)).read_text()
+        return Path(hf_hub_download(name, file, revision=revision, etag_timeout=_HUB_SECONDS)).read_text()
 
     try:
         config = text("config.json")
@@ -149,6 +177,11 @@ def load_hub(name: str) -> ModelFacts:
         raise ModelFetchError(
             f"{name} is gated on Hugging Face: its licence must be accepted before config.json can be read.",
             "Accept it on the model's page and set HF_TOKEN, or give a directory that holds the model.",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelFetchError(
+            f"{name} has no revision {revision!r} on Hugging Face.",
+            "Its page lists branches, tags and commits under Files and versions.",
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelFetchError(
@@ -166,7 +199,7 @@ def load_hub(name: str) -> ModelFacts:
         quant = None
     facts = parse_text(config, name, quant)
     try:
-        headers = HfApi().get_safetensors_metadata(name)
+        headers = HfApi().get_safetensors_metadata(name, revision=revision)
     except Exception:  # noqa: BLE001  the byte count is a bonus; a model without safetensors has none
         return facts
     size = sum(

@@ -21,6 +21,7 @@ DECIDERS: dict[str, Decider] = {
     "ib_modify_qp": network.ib_modify_qp,
     "cannot_assign": network.cannot_assign,
     "hang_phase": network.hang_phase,
+    "frontend_silent": network.frontend_silent,
     "gcs_lost": ray.gcs_lost,
     "node_lost": ray.node_lost,
     "module_missing": ray.module_missing,

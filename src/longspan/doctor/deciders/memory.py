@@ -16,6 +16,9 @@ def worker_exit(event: Event, rule: Rule, scene: Scene) -> Guess:
             ("worker-killed",),
             "the watchdog's time-out followed a worker's death",
         )
+    done = scene.of("offline-done")
+    if done and "Engine core proc" in event.hit.text and done[-1].hit.order < event.hit.order:
+        return Guess("worker-killed", 0.05)  # a script that ends without closing its engine prints this
     code = event.hit.groups.get("code")
     if code == "-7" or re.search(r"\bBus error\b|SIGBUS", event.hit.text):
         return Guess(

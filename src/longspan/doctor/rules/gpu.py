@@ -18,13 +18,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="driver-old", cause="driver-too-old", words="driver cuda ptx", weight=0.93, launch_only=True,
         pattern=r"NVIDIA driver on your system is too old|CUDA driver version is insufficient|cudaErrorInsufficientDriver"
-        r"|unsatisfied condition: cuda>=|PTX was compiled with an unsupported toolchain|update your (?:GPU|NVIDIA) driver|driver \S+ is older than",
+        r"|unsatisfied condition: cuda>=|PTX was compiled with an unsupported toolchain|update your (?:GPU|NVIDIA) driver|driver \S+ is older than|NVIDIA Driver was not detected or is too old"
+        r"|container was built for NVIDIA Driver Release .{0,120}compatibility mode is UNAVAILABLE",
         example="RuntimeError: The NVIDIA driver on your system is too old (found version 12020).",
         source="https://github.com/modelscope/FunASR/issues/2973",
     ),
     Rule(
-        id="cuda-803-804", cause="cuda-driver-mismatch", words="error forward driver api mismatch unsupported", weight=0.93, launch_only=True,
-        pattern=r"Error 80[34]\b|unsupported display driver / cuda driver combination|forward compatibility was attempted on non supported"
+        id="cuda-803-804", cause="cuda-driver-mismatch", words="error forward driver api mismatch unsupported cudagetdevicecount", weight=0.93, launch_only=True,
+        pattern=r"(?i:error):? 80[34]\b|unsupported display driver / cuda driver combination|forward compatibility was attempted on non supported"
         r"|Driver/library version mismatch|API mismatch: the client has the version|cudaError(?:SystemDriverMismatch|CompatNotSupportedOnDevice)",
         example="RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was attempted on non supported HW",
         source="https://github.com/gpustack/gpustack/issues/1254", also=("driver-too-old",),
@@ -32,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="cuda-802", cause="fabricmanager-down", words="error progress manager fabric fabricmanager nvswitch system cuda_error_system_not_ready cudaerrorsystemnotready",
         weight=0.93, any_level=True,
-        pattern=r"Error 802\b|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|[Ff]abric ?[Mm]anager.{0,80}(?:not running|[Ff]ailed|mismatch|inactive|(?:don't|doesn't|not) match)"
+        pattern=r"(?i:error):? 802\b|cudaGetDeviceCount\S* returned 802|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|[Ff]abric ?[Mm]anager.{0,80}(?:not running|[Ff]ailed|FAILURE|mismatch|inactive|(?:don't|doesn't|not) match)"
         r"|^\s*State\s+: In Progress|NVSwitch.{0,60}(?:not initiali|failed to initiali)",
         example="RuntimeError: CUDA error: system not yet initialized",
         source="https://github.com/MiniMax-AI/MiniMax-M2.5/issues/9",
@@ -42,13 +43,13 @@ RULES: tuple[Rule, ...] = (
         pattern=r"no kernel image is available|compute capability \(CC\).{0,120}built for|is only supported on GPUs with compute capability"
         r"|not supported for the current GPU\. Minimum capability|is not compatible with the current PyTorch installation|Unsupported gpu architecture"
         r"|only supports Ampere GPUs or newer|ptxas fatal +:.*sm_\d+|not supported in this architecture|requires (?:a GPU with )?compute capability"
-        r"|[Mm]inimum (?:cuda )?capability.{0,40}[Cc]urrent",
+        r"|[Mm]inimum (?:cuda )?capability.{0,40}[Cc]urrent|compute capability not supported|is only supported on (?:Ampere|Hopper|Blackwell|Ada)",
         example="torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
         source="https://github.com/vllm-project/vllm/pull/39878",
     ),
     Rule(
         id="gpu-ecc", cause="gpu-hardware-fault", words="ecc bus xid lost uncorrectable nvlink", weight=0.94, any_level=True,
-        pattern=r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|GPU has fallen off the bus|NVLink.{0,30}(?:fatal|uncorrectable) error"
+        pattern=r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|fallen off the bus|NVLink.{0,30}(?:fatal|uncorrectable) error"
         r"|NVRM: Xid \([^)]*\): (?:48|64|74|79|92|94|95|110|119|120|121|122|123|124|136|140|143|144|145|146|147|148|149|150|151|154|155|156)\b"
         r"|GPU is lost|\bERR!",
         example="Nov 02 12:00:01 gpu02 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=4212, name=python, GPU has fallen off the bus.",
@@ -84,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="gpu-memory-taken", cause="gpu-memory-taken", words="free memory busy", weight=0.93, launch_only=True,
         pattern=r"Free memory on device.{0,80}on startup is less than|Free memory on device.{0,200}less than desired GPU memory utilization"
-        r"|Error in memory profiling\. Initial free memory|less than the engine's budget|CUDA-capable device\(s\) is/are busy or unavailable",
+        r"|Error in memory profiling\. Initial free memory|less than the engine's budget|CUDA-capable device(?:\(s\) is/are|s are) busy or unavailable",
         example="ValueError: Free memory on device (12.1/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB).",
         source="https://github.com/pytorch/pytorch/issues/175666", question="`nvidia-smi`: which process holds the memory?",
     ),

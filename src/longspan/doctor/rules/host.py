@@ -6,7 +6,7 @@ _VLLM = "https://github.com/vllm-project/vllm/issues/"
 
 # What C libraries print for ENOSPC, EADDRINUSE in the locales that were met in reports.
 _NO_SPACE = (
-    r"No space left on device|[Ee]rrno:? ?28\b|\bENOSPC\b|Kein Speicherplatz|kein Speicherplatz|Aucun espace disponible"
+    r"[Nn]o space left on device|[Ee]rrno:? ?28\b|\bENOSPC\b|Kein Speicherplatz|kein Speicherplatz|Aucun espace disponible"
     r"|No queda espacio|Não há espaço|Spazio esaurito|不允许写入|设备上没有空间|空き領域がありません|남은 공간이 없|Недостаточно места"
     r"|На устройстве не осталось|没有空间"
 )
@@ -140,7 +140,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="ray-port-in-use", cause="port-in-use", words="port running", weight=0.85, launch_only=True,
         pattern=r"port number \d+ that is used by other components|[Pp]ort \d+ is (?:already in use|occupied|not available)(?!, trying)"
-        r"|Ray is trying to start at \S+, but is already running|Failed to (?:bind|listen) (?:to|on) (?:address|port)",
+        r"|[Pp]ort is already allocated|Ray is trying to start at \S+, but is already running|Failed to (?:bind|listen) (?:to|on) (?:address|port)",
         example="ValueError: Ray component gcs_server is trying to use a port number 6379 that is used by other components.",
         source="ray source: ray/_private/node.py",
     ),

@@ -160,6 +160,16 @@ MARKS: tuple[Mark, ...] = (
         pattern=r"is preempted by PreemptionMode",
         example="WARNING 11-02 10:05:13 [scheduler.py:1057] Sequence group 0 is preempted by PreemptionMode.RECOMPUTE mode",
     ),
+    Mark(
+        id="headless", means="headless", words="headless front",
+        pattern=r"(?:--|'|\b)headless\b|(?:HELLO|handshake|front-end).{0,40}tcp://(?!127\.|localhost)[\w.\[\]:-]+",
+        example="(EngineCore_DP8 pid=9) DEBUG 11-02 10:00:00 [core.py:612] HELLO local engine 8 to front-end at tcp://10.0.3.1:29550",
+    ),
+    Mark(
+        id="offline-done", means="answered", phase=11, words="processed",
+        pattern=r"Processed prompts: 100%",
+        example="Processed prompts: 100%|##########| 1000/1000 [01:20<00:00, 12.4it/s]",
+    ),
     # Someone stopped it.
     Mark(
         id="shutdown-asked", means="stop", words="shutdown",
@@ -231,7 +241,7 @@ MARKS: tuple[Mark, ...] = (
     ),
     Mark(
         id="ray-gpus", means="gpus", words="gpu",
-        pattern=r"^\s*(?P<used>[\d.]+)/(?P<total>[\d.]+) GPU\b(?: \((?P<pgused>[\d.]+) used of (?P<reserved>[\d.]+) reserved)?",
+        pattern=r"(?:^|[\s:|\]])\s*(?P<used>[\d.]+)/(?P<total>[\d.]+) GPU\b(?: \((?P<pgused>[\d.]+) used of (?P<reserved>[\d.]+) reserved)?",
         example=" 8.0/8.0 GPU (8.0 used of 8.0 reserved in placement groups)",
     ),
     Mark(

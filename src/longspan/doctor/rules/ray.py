@@ -9,9 +9,9 @@ RULES: tuple[Rule, ...] = (
     # The head.
     Rule(
         id="gcs-retry", cause="ray-head-unreachable", kind="wait", phase=0, weight=0.85, any_level=True,
-        words="gcs", decide="gcs_lost", also=("port-blocked",),
+        words="gcs", decide="gcs_lost", also=("port-blocked",),  # "Could not read" comes from `ray start` on a worker
         pattern=r"[Ff]ailed to connect to (?:the )?GCS|Unable to connect to GCS|Failed to get cluster ID from GCS"
-        r"|waiting for GCS to become available|GCS (?:server )?(?:at \S+ )?(?:is )?(?:unreachable|not reachable)",
+        r"|waiting for GCS to become available|Could not read '\S+' from GCS|GCS (?:server )?(?:at \S+ )?(?:is )?(?:unreachable|not reachable)",
         example="[2025-07-23 10:05:49,679 W 51 51] gcs_rpc_client.h:151: Failed to connect to GCS at address 10.0.0.1:6379 "
         "within 5 seconds.",
         source=_RAY + "23611", question="Does `nc -vz HEAD 6379` connect, and is the address complete?",
@@ -42,8 +42,8 @@ RULES: tuple[Rule, ...] = (
         source=_RAY + "45179", question="Was the raylet alive (blocked return ports, load) or had the host gone (dmesg, power)?",
     ),
     Rule(
-        id="gcs-health-check", cause="ray-node-lost", kind="symptom", words="health", weight=0.7, any_level=True,
-        pattern=r"gcs_health_check_manager.{0,60}(?:[Hh]ealth check failed|is dead)|GCS failed to check the health of this node",
+        id="gcs-health-check", cause="ray-node-lost", kind="symptom", words="health dead", weight=0.7, any_level=True,
+        pattern=r"gcs_health_check_manager.{0,60}(?:[Hh]ealth check failed|is dead)|is dead because the health check failed|GCS failed to check the health of this node",
         example="[2026-10-01 10:00:00,100 W 8 8] (gcs_server) gcs_health_check_manager.cc:107: Health check failed for node 4fbd, "
         "remaining checks 0, status 14",
         source="ray source: gcs_health_check_manager.cc",
@@ -70,9 +70,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # Versions, tokens, installation.
     Rule(
-        id="ray-version", cause="version-mismatch-ray", words="mismatch cluster started", weight=0.93,
+        id="ray-version", cause="version-mismatch-ray", words="mismatch cluster started differ", weight=0.93,
         pattern=r"Version mismatch: The cluster was started with|[Vv]ersion mismatch.{0,80}(?:Ray|Python)|Ray version \S+ is required, but found"
-        r"|This process on node \S+ was started with",
+        r"|This process on node \S+ was started with|Python (?:minor )?versions differ between client and server",
         example="RuntimeError: Version mismatch: The cluster was started with:",
         source=_RAY + "50511",
     ),
@@ -108,8 +108,8 @@ RULES: tuple[Rule, ...] = (
         source=_VLLM + "16779", question="`python -c 'import X'` with the Python of each node's raylet: which one fails?",
     ),
     Rule(
-        id="runtime-env", cause="worker-env-differs", words="runtimeenvsetuperror attributeerror attribute", weight=0.65, launch_only=True,
-        pattern=r"RuntimeEnvSetupError|AttributeError: Can't get attribute .* on <module",
+        id="runtime-env", cause="worker-env-differs", words="runtimeenvsetuperror attributeerror attribute import", weight=0.65, launch_only=True,
+        pattern=r"RuntimeEnvSetupError|failed to import on the worker|AttributeError: Can't get attribute .* on <module",
         example="ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime environment.",
         source="https://docs.ray.io/en/latest/ray-core/handling-dependencies.html",
     ),
@@ -157,10 +157,11 @@ RULES: tuple[Rule, ...] = (
         source="https://github.com/vllm-project/aibrix/issues/927", question="`ray status`: fewer GPUs than asked for, or GPUs in use?",
     ),
     Rule(
-        id="pg-failed", cause="placement-group-unsatisfied", decide="placement", words="placement provide dp", weight=0.9,
+        id="pg-failed", cause="placement-group-unsatisfied", decide="placement", words="placement provide dp gpus node", weight=0.9,
         also=("stale-placement-group", "gpu-not-visible-to-ray"),
         pattern=r"Cannot provide a placement group|placement group (?:\S+ )?(?:is infeasible|cannot be (?:created|scheduled))"
-        r"|Not enough resources to allocate \S+ DP ranks",
+        r"|Not enough resources to allocate \S+ DP ranks|[Aa]vailable GPUs \S+ is less than (?:total )?desired GPUs"
+        r"|Requested node configuration is not available|Tensor parallel size \(\d+\) cannot be larger than the number of available GPUs in the (?:Ray )?cluster",
         example="ValueError: Cannot provide a placement group requiring 16 GPUs (placement_group_specs=[]) within 1800 seconds.",
         source=_VLLM + "13909",
     ),

@@ -72,9 +72,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # NVSHMEM and DeepEP.
     Rule(
-        id="ibgda-init", cause="ibgda-unavailable", words="ibgda mlx5dv_devx_uar cpp nvshmem nvshmemi_transport_init",
+        id="ibgda-init", cause="ibgda-unavailable", words="ibgda mlx5dv_devx_uar cpp nvshmem nvshmemi_transport_init buffer",
         weight=0.92,
-        pattern=r"init failed for transport: IBGDA|ibgda\.cpp\b.{0,8}(?:NULL value|non-zero status|[Uu]nable)|cannot allocate mlx5dv_devx_uar"
+        pattern=r"init failed for transport: IBGDA|ibgda\.cpp\b.{0,8}(?:NULL value|non-zero status|[Uu]nable)|cannot allocate mlx5dv_devx_uar|device mlx5_\d+ cannot allocate buffer on the specified memory type"
         r"|IBGDA.{0,60}(?:fail|not (?:supported|available)|unable)",
         example="/src/nvshmem/src/host/transport/transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA",
         source="https://github.com/deepseek-ai/DeepEP/issues/139",
@@ -94,9 +94,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # Custom all-reduce.
     Rule(
-        id="custom-all-reduce", cause="custom-allreduce-failed", words="custom_all_reduce cuda_ipc open_mem_handle init_custom_ar cuh",
+        id="custom-all-reduce", cause="custom-allreduce-failed", words="custom_all_reduce cuda_ipc open_mem_handle init_custom_ar cuh cudart",
         weight=0.93,
-        pattern=r"custom_all_reduce\.cuh?:\d+\D{0,3}'|[Cc]uda [Ee]rror \S*custom_all_reduce|, in (?:init_custom_ar|open_mem_handle)\b|ops\.init_custom_ar\(|custom_all_reduce.{0,80}(?:failed|Error)",
+        pattern=r"custom_all_reduce\.cuh?:\d+\D{0,3}'|[Cc]uda [Ee]rror \S*custom_all_reduce|, in (?:init_custom_ar|open_mem_handle)\b|ops\.init_custom_ar\(|CUDART error: (?!out of memory)|custom_all_reduce.{0,80}(?:failed|Error)",
         example="Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'",
         source="https://github.com/vllm-project/vllm/issues/42609",
         question="Does the tensor-parallel group span hosts, or is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF?",
@@ -152,7 +152,7 @@ RULES: tuple[Rule, ...] = (
         source="https://github.com/vllm-project/vllm/issues/18986",
     ),
     Rule(
-        id="frontend-silent", cause="port-blocked", words="front", weight=0.85,
+        id="frontend-silent", cause="port-blocked", words="front", weight=0.85, decide="frontend_silent",
         pattern=r"Did not receive response from front-?end",
         example="RuntimeError: Did not receive response from front-end process within 5 minutes",
         source="vllm 0.33.0 source: vllm/v1/engine/core.py:1422",

@@ -69,8 +69,8 @@ RULES: tuple[Rule, ...] = (
         source="https://github.com/vllm-project/vllm/issues/51533",
     ),
     Rule(
-        id="shm-broadcast", cause="collective-hang", kind="wait", phase=0, words="broadcast", weight=0.65, any_level=True, decide="hang_phase",
-        pattern=r"No available shared memory broadcast block found in \d+ seconds",
+        id="shm-broadcast", cause="collective-hang", kind="wait", phase=0, words="broadcast block", weight=0.65, any_level=True, decide="hang_phase",
+        pattern=r"No available (?:shared memory broadcast )?block found in \d+ seconds?",
         example="INFO 11-02 10:03:00 [shm_broadcast.py:501] No available shared memory broadcast block found in 60 seconds.",
         source="https://github.com/vllm-project/vllm/issues/46097", also=("nccl-init-hang",),
     ),

@@ -1,0 +1,57 @@
+"""Reading a cluster file, and asking a Ray that already runs who is in it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from longspan.cluster.hosts import HostsFile, parse_hosts
+from longspan.errors import InputError, RayError
+
+
+def read_cluster(path: Path) -> HostsFile:
+    """The cluster file.
+
+    Raises:
+        InputError: it cannot be read, or is wrong.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_hosts(text, str(path))
+
+
+def probe_ray(address: str) -> list[dict[str, Any]]:
+    """The live nodes of a running Ray, head first.
+
+    Raises:
+        RayError: it cannot be joined, with Ray's own reason (another version, wrong token, nobody there).
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "longspan.launch.ray_join", "probe", address],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RayError(
+            f"The Ray cluster at {address} has not answered for 120 s.",
+            "`ray status` on its head shows whether it runs.",
+        ) from error
+    if done.returncode == 0:
+        nodes: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["nodes"]
+        return sorted(nodes, key=lambda node: (not node["head"], node["address"]))
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    mismatch = [
+        line
+        for line in lines
+        if "ersion mismatch" in line or line.startswith(("Ray:", "Python:", "This process"))
+    ]
+    reason = " ".join(mismatch) if mismatch else (lines[-1] if lines else "no reason given")
+    remedy = (
+        "Install the same Ray and Python on this machine as the cluster has."
+        if mismatch
+        else "Run `up` on a machine of that cluster, with its RAY_AUTH_TOKEN_PATH if it uses tokens; `ray status` shows it."
+    )
+    raise RayError(f"The Ray cluster at {address} cannot be joined: {reason}", remedy)

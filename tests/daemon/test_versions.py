@@ -1,0 +1,38 @@
+"""What an agent says of the interpreter that will run its node's ranks."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from real import executable
+
+from longspan.daemon import functions
+from longspan.daemon.versions import own_versions, versions_of
+
+
+def test_another_interpreter(tmp_path: Path) -> None:
+    """A node with a Python of its own is described by that one's versions, not by the agent's."""
+    other = executable(
+        tmp_path / "python", ["""echo '{"python": "3.12.9", "ray": "2.55.0", "vllm": "0.30.0"}'"""]
+    )
+    facts = asyncio.run(functions.facts({"python": str(other)}, str(tmp_path)))
+    assert (facts["python"], facts["ray"], facts["vllm"]) == ("3.12.9", "2.55.0", "0.30.0")
+    own = asyncio.run(functions.facts({"python": sys.executable}, str(tmp_path)))
+    assert own.items() >= own_versions().items()
+    assert own["device"] in {"cpu", "cuda", "rocm"}
+
+
+def test_it_says_the_same_as_a_program() -> None:
+    """Asked as a process, an interpreter answers what it finds itself."""
+    link = Path(sys.executable)
+    assert versions_of(f"{link.parent}/./{link.name}") == own_versions()
+
+
+def test_an_interpreter_that_cannot_answer(tmp_path: Path) -> None:
+    """One that does not exist or has no Longspan is named."""
+    with pytest.raises(RuntimeError, match="/nowhere/python cannot be run"):
+        versions_of("/nowhere/python")
+    bare = executable(tmp_path / "python", ["echo 'No module named longspan' >&2", "exit 1"])
+    with pytest.raises(RuntimeError, match="cannot tell its versions: No module named longspan"):
+        versions_of(str(bare))
