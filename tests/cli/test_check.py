@@ -19,7 +19,7 @@ from longspan.finding import Finding
 from longspan.preflight.catalogue import CHECKS, Judged, judge
 from longspan.preflight.check import Outcome
 from longspan.preflight.scene import Scene
-from preflight.scenes import gpu, node, scene
+from preflight.scenes import node, scene
 
 HERE = f'python = "{sys.executable}"\ngpus = 1\n'
 TWO = (
@@ -155,7 +155,7 @@ def test_the_compiled_environment_joins_the_users(seen: Callable[[Scene], list[A
     """Each node's own values go with it to the launch, and those that the user set win."""
     asked = seen(scene())
     checked = preflighting.before_launch(SPEC, None, lambda _: None)
-    spec = preflighting.complete(SPEC, checked.scene)
+    spec = preflighting.with_environment(SPEC, checked.scene)
     first, second = spec.nodes
     assert first.env["GLOO_SOCKET_IFNAME"] == "mine"
     assert second.env == {
@@ -165,15 +165,6 @@ def test_the_compiled_environment_joins_the_users(seen: Callable[[Scene], list[A
     ((_, _, options),) = asked
     assert (options.collective, options.ray_ports, options.tp) == (False, (20100, 20599), 1)
     assert options.fixed_ports == (20100, 20102, 20103, 20110)
-
-
-def test_the_device_is_the_nodes() -> None:
-    """GPUs on all nodes make a GPU deployment, whatever the machine is that `up` runs on, and none make a CPU one."""
-    with_gpus = scene(node("a", gpus=(gpu(),)), node("b", gpus=(gpu(),)))
-    assert preflighting.device_there(SPEC, with_gpus).device == "cuda"
-    cuda = preflighting.device_there(SPEC, with_gpus)
-    assert preflighting.device_there(cuda, scene()).device == "cpu"
-    assert preflighting.device_there(SPEC, scene(node("a", gpus=(gpu(),)), node("b"))).device == "cpu"
 
 
 def ill(severity: Any = "error") -> Judged:

@@ -26,14 +26,15 @@ def test_nothing_is_recorded_yet(store: LaunchStore) -> None:
 def test_a_launch_that_serves_and_is_stopped(store: LaunchStore) -> None:
     """It is good from its first token on, whatever ends it later; the file is the owner's only."""
     log = LaunchLog(store)
-    log.note("agents", {}, "")
+    log.note("agents", {}, "", {})
     assert store.all()[0].outcome == "starting"
     for phase in ("ray", "serving", "stopping", "gone"):
-        log.note(phase, MADE, "the link was lost" if phase == "gone" else "")
+        log.note(phase, MADE, "the link was lost" if phase == "gone" else "", {"ray": 2.0})
     (launch,) = store.all()
     assert (launch.outcome, launch.phase, launch.what) == ("good", "gone", "the link was lost")
     assert launch.ended_at is not None
     assert launch.digest == digest_of(MADE)
+    assert launch.seconds == {"ray": 2.0}
     assert store.last_good() == MADE
     assert store.path.stat().st_mode & 0o777 == 0o600
 
@@ -42,18 +43,18 @@ def test_a_launch_that_serves_and_is_stopped(store: LaunchStore) -> None:
 def test_a_launch_that_never_served(store: LaunchStore, failure: str, outcome: str) -> None:
     """It is no good one, and the last good one before it stays."""
     good = LaunchLog(store)
-    good.note("serving", MADE, "")
+    good.note("serving", MADE, "", {})
     bad = LaunchLog(store)
-    bad.note("agents", {**MADE, "a/python": "3.12.0"}, "")
-    bad.note("gone", {**MADE, "a/python": "3.12.0"}, failure)
+    bad.note("agents", {**MADE, "a/python": "3.12.0"}, "", {})
+    bad.note("gone", {**MADE, "a/python": "3.12.0"}, failure, {})
     assert [one.outcome for one in store.all()] == [outcome, "good"]
     assert store.last_good() == MADE
 
 
 def test_a_controller_that_died(store: LaunchStore) -> None:
     """The next launch finds the one that was still starting, and calls it lost."""
-    LaunchLog(store).note("engine", MADE, "")
-    LaunchLog(store).note("agents", MADE, "")
+    LaunchLog(store).note("engine", MADE, "", {})
+    LaunchLog(store).note("agents", MADE, "", {})
     assert [one.outcome for one in store.all()] == ["starting", "lost"]
 
 
@@ -62,10 +63,10 @@ def test_a_file_that_cannot_be_written_ends_nothing(
 ) -> None:
     """A directory in its place, or no database in it: said in the log, and no exception."""
     store.path.mkdir(parents=True)
-    LaunchLog(store).note("serving", MADE, "")
+    LaunchLog(store).note("serving", MADE, "", {})
     store.path.rmdir()
     store.path.write_text("this is no database, and longer than a header of one would be " * 9)
-    LaunchLog(store).note("serving", MADE, "")
+    LaunchLog(store).note("serving", MADE, "", {})
     assert capsys.readouterr().out.count("cannot be written") == 2
     assert store.last_good() == {}
     with pytest.raises(sqlite3.DatabaseError):
@@ -74,7 +75,9 @@ def test_a_file_that_cannot_be_written_ends_nothing(
 
 def test_several_writers(store: LaunchStore) -> None:
     """Launches of several threads are all there: a busy file is waited for."""
-    threads = [threading.Thread(target=lambda: LaunchLog(store).note("serving", MADE, "")) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: LaunchLog(store).note("serving", MADE, "", {})) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -125,6 +125,17 @@ def test_one_node_that_is_ill(
     assert causes(check, scene(first, node("b", **change))) == expected
 
 
+def test_the_planned_device_decides_which_checks_are_asked() -> None:
+    """Ranks on processors need no GPU, though the node has one; ranks on GPUs miss them where no driver lists any."""
+    busy = scene(node("a", gpus=(gpu(used_bytes=40 << 30),)), node("b"))
+    assert outcome("gpu-memory", replace(busy, device="cpu")).skipped == "the ranks run on processors"
+    assert causes("gpu-count", replace(scene(), device="cuda")) == [
+        ("a", "error", "gpu-missing"),
+        ("b", "error", "gpu-missing"),
+    ]
+    assert outcome("gpu-count", scene()).skipped
+
+
 def test_locked_memory_counts_with_rdma_only() -> None:
     """A limit is an error where NCCL will register buffers, and no matter with sockets."""
     small = {"limits": {"memlock": 8 << 20, "nofile_hard": 1 << 20}}

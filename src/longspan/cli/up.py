@@ -205,7 +205,7 @@ def _preflight(spec: DeploymentSpec, hosts: HostsFile | None, places: Places) ->
     """The fast part of `longspan check`: warnings are shown, an error ends the launch, what was seen is kept.
 
     Returns:
-        the deployment with each node's compiled environment, and the device that the nodes have.
+        the deployment with each node's compiled environment.
 
     Raises:
         CheckError: an error was found; with what differs from the last launch that served.
@@ -226,7 +226,7 @@ def _preflight(spec: DeploymentSpec, hosts: HostsFile | None, places: Places) ->
             told = "\n".join(f"    {what}: {then} -> {now}" for what, then, now in changes)
             error.remedy += f"\n  Changed since the last good launch:\n{told}"
         raise
-    return preflighting.complete(spec, checked.scene)
+    return preflighting.with_environment(spec, checked.scene)
 
 
 def _controller_host(spec: DeploymentSpec) -> str:

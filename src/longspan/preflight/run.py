@@ -44,6 +44,7 @@ class Options:
     Attributes:
         fixed_ports: those of Ray's that are tried between nodes; all of `ray_ports` must be free.
         collective: whether to end with a real one.
+        device: cpu, cuda or rocm; empty where no launch is planned yet.
     """
 
     model: str | None = None
@@ -54,6 +55,7 @@ class Options:
     tp: int = 0
     vllm_arguments: tuple[str, ...] = ()
     collective: bool = True
+    device: str = ""
 
 
 def preflight(
@@ -67,7 +69,7 @@ def preflight(
     """
     scene = Scene(
         tuple(wanted), (), own_ray=options.own_ray, ray_ports=options.ray_ports, model=options.model,
-        weights_bytes=options.weights_bytes, tp=options.tp, vllm_arguments=options.vllm_arguments,
+        weights_bytes=options.weights_bytes, tp=options.tp, vllm_arguments=options.vllm_arguments, device=options.device,
     )  # fmt: skip
     if not targets:
         return replace(scene, no_pairs="there is no node", no_collective="there is no node")
