@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from longspan.host import LocalHost
 from longspan.preflight import gather, remote, trial
 from longspan.preflight.run import Options, Target, preflight
 from longspan.preflight.scene import Scene, Wanted
-from longspan.preflight.session import Session, SessionLostError, sources
+from longspan.preflight.session import OPEN_SECONDS, Session, SessionLostError, sources
 
 
 def looked_at(targets: list[Target], options: Options) -> Scene:
@@ -115,6 +118,27 @@ def test_a_node_that_falls_silent(tmp_path: Path) -> None:
     assert lost.value.refused[0] == "host-silent"
 
 
+def test_an_interrupted_check_waits_for_nobody(tmp_path: Path) -> None:
+    """Ctrl-C while a node is silent ends the sessions at once."""
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    begun = time.monotonic()
+
+    def interrupt(text: str) -> None:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    wanted = [Wanted("a", "127.0.0.2", 1), Wanted("b", "127.0.0.3", 1)]
+    targets = [here("a", "127.0.0.2", str(silent)), here("b", "127.0.0.3", str(silent))]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            preflight(targets, wanted, Options(collective=False), interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begun < OPEN_SECONDS
+
+
 def test_the_program_ends_with_its_input() -> None:
     """A check that is killed leaves nothing: the node's program sees the end of its input."""
     child = subprocess.Popen(
@@ -145,8 +169,6 @@ def test_a_stranger_on_the_port() -> None:
 
 def test_one_probe_that_fails_or_hangs_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is told, with the reason for what is not."""
-    import threading
-
     never = threading.Event()
 
     def broken(_: object) -> None:

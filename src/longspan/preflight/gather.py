@@ -9,6 +9,7 @@ import concurrent.futures
 import ctypes.util
 import hashlib
 import hmac
+import importlib.machinery
 import os
 import platform
 import re
@@ -79,6 +80,8 @@ def packages(_: dict[str, Any]) -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+    if "longspan" not in found and importlib.machinery.PathFinder.find_spec("longspan"):
+        found["longspan"] = "from source"  # on PYTHONPATH; what was sent to us does not count
     return found
 
 

@@ -102,8 +102,13 @@ class _Sessions:
     def __enter__(self) -> "_Sessions":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        list(self.pool.map(lambda session: session.close(), list(self.live.values())))
+    def __exit__(self, kind: object, *_: object) -> None:
+        sessions = list(self.live.values())
+        if kind is None:
+            list(self.pool.map(lambda session: session.close(), sessions))
+            return
+        for session in sessions:  # Ctrl-C: whoever waits for an answer is woken by the end of its session
+            session.abort()
 
     # ---- facts
     def facts(self, targets: Sequence[Target], options: Options) -> tuple[NodeFacts, ...]:
