@@ -37,7 +37,7 @@ def test_a_healthy_scene_has_no_finding() -> None:
     whole = replace(whole, nodes=tuple(replace(one, model=MODEL) for one in whole.nodes))
     assert findings(judge(whole)) == []
     skipped = {one.check.id for one in judge(whole) if one.outcome.skipped}
-    assert skipped == {"flashinfer", "transformers", "ray-token", "hub-access", "custom-all-reduce"}
+    assert skipped == {"flashinfer", "transformers", "ray-token", "hub-access", "custom-all-reduce", "ibgda"}
 
 
 def test_every_check_says_why_it_is_skipped_or_what_it_saw() -> None:
@@ -201,6 +201,24 @@ def test_rdma_that_differs() -> None:
         "gpudirect",
         scene(rdma("a", rdma_port(), gpus=(gpu(),)), rdma("b", rdma_port(), gpus=(gpu(),), modules=())),
     ) == [("b", "warning", "gpudirect-missing")]
+
+
+def test_ibgda_counts_with_deepep_only() -> None:
+    """Asked for where the low-latency kernels are; a node that lacks an option or gdrdrv is named."""
+    params = 'EnableStreamMemOPs: 1\nRegistryDwords: "PeerMappingOverride=1;"\n'
+    ready = rdma("a", rdma_port(), modules=("gdrdrv", "nvidia_peermem"), driver_params=params)
+    asked = scene(ready, rdma("b", rdma_port()), vllm_arguments=("--all2all-backend", "deepep_low_latency"))
+    assert causes("ibgda", asked) == [("b", "error", "ibgda-missing")]
+    assert outcome("ibgda", replace(asked, vllm_arguments=())).skipped
+
+
+def test_rank_groups_of_one_node_are_not_judged_by_the_network() -> None:
+    """The GPUs of one node talk over NVLink or PCIe: the network's rate says nothing of them."""
+    inside = GroupResult(("a",), "nccl", latency_seconds=1e-5, bus_bytes_per_second=1e9)
+    assert (
+        causes("collective-rate", scene(wanted={"a": {"rate_bits_per_second": 400e9}}, groups=(inside,)))
+        == []
+    )
 
 
 # ---- pairs

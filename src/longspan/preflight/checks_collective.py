@@ -99,7 +99,8 @@ def rate(scene: Scene) -> Outcome:
     pairs = [group for group in good if len(group.nodes) == 2] or good
     found: list[Finding] = []
     for group in pairs:
-        planned = min((scene.want(name).rate_bits_per_second / 8 for name in group.nodes), default=0.0)
+        rates_planned = [scene.want(name).rate_bits_per_second / 8 for name in group.nodes]
+        planned = min(rates_planned) if len(group.nodes) > 1 else 0.0
         share = group.bus_bytes_per_second / planned if planned else 1.0
         # Gloo moves host memory over one TCP stream, so it says little about what NCCL reaches.
         if group.backend == "nccl" and share < LEAST_SHARE:

@@ -242,7 +242,7 @@ def rdma(_: dict[str, Any]) -> dict[str, Any]:
         "library": ctypes.util.find_library("ibverbs") or "",
         "devices": sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else [],
         "modules": sorted(modules & {"nvidia_peermem", "nv_peer_mem", "gdrdrv"}),
-        "kernel": platform.release(),
+        "driver_params": _text(Path("/proc/driver/nvidia/params")),
     }
 
 

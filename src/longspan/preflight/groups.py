@@ -48,13 +48,15 @@ class Collective:
 
     def run(self) -> tuple[tuple[GroupResult, ...], str]:
         """The groups' results, and why there are none."""
-        if len(self.names) < 2:
-            return (), "fewer than two nodes would hold ranks"
+        if sum(self.members.values()) < 2:
+            return (), "fewer than two ranks would run"
         self.progress(f"starting torch on {len(self.names)} nodes for a {self.backend} collective …")
         if reason := self._start():
             return (), reason
         try:
             found: list[GroupResult] = []
+            if len(self.names) == 1:  # the GPUs of one node
+                return tuple(self._round([self.names])), ""
             for number, pairs in enumerate(rounds(self.names), 1):
                 self.progress(
                     f"all-reduce and send/receive, pairs, round {number} of {len(self.names) - 1 + len(self.names) % 2} …"

@@ -165,6 +165,7 @@ def read_facts(name: str, address: str, document: Mapping[str, Any]) -> NodeFact
         "rdma",
         lambda v: {
             "rdma_library": str(v["library"]), "rdma_devices": tuple(v["devices"]), "modules": tuple(v["modules"]),
+            "driver_params": str(v.get("driver_params", "")),
         },
     )  # fmt: skip
     take("ibv_devinfo", lambda v: {"active_mtus": read_active_mtus(v)})

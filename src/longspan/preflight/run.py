@@ -79,7 +79,11 @@ def preflight(
         scene = replace(scene, nodes=nodes, environment=compile_environment(wanted, nodes))
         if len(scene.answering) < 2:
             reason = "there is only one node" if len(targets) == 1 else "fewer than two nodes answer"
-            return replace(scene, no_pairs=reason, no_collective=reason)
+            scene = replace(scene, no_pairs=reason)
+            if not options.collective or len(targets) > 1 or not scene.answering:
+                return replace(scene, no_collective=reason)
+            groups, why = Collective(sessions.live, scene, pool, progress).run()
+            return replace(scene, groups=groups, no_collective=why)
         count = len(scene.answering)
         progress(
             f"{count * (count - 1)} connections between {count} nodes, on {len(options.fixed_ports) + RANDOM_PORTS} ports each …"
