@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longspan.preflight.catalogue import CHECKS, GROUPS, findings, judge
 from longspan.preflight.check import majority, minority
-from longspan.preflight.checks_collective import guilty
+from longspan.preflight.checks_collective import guilty, only_waited
 from longspan.preflight.facts import Held, Nic, NodeFacts, Route
 from longspan.preflight.scene import GroupResult, Scene
 from preflight.scenes import causes, gpu, node, outcome, pair, rdma, rdma_port, scene
@@ -331,8 +331,13 @@ def test_of_two_nodes_the_one_that_failed_by_itself() -> None:
         "b": "RuntimeError: Unable to find address for: eth9",
     }
     assert guilty((GroupResult(("a", "b"), "gloo", errors=errors),)) == ("b",)
-    both = {**errors, "b": "Connection closed by peer"}
-    assert guilty((GroupResult(("a", "b"), "gloo", errors=both),)) == ("a", "b")
+    both = GroupResult(
+        ("a", "b"), "gloo", errors={**errors, "b": "DistNetworkError: failed to recv, got 0 bytes"}
+    )
+    assert guilty((both,)) == ("a", "b")
+    assert only_waited(both)
+    assert not only_waited(replace(both, errors=errors))
+    assert not only_waited(replace(both, errors={}))
 
 
 @given(

@@ -15,9 +15,16 @@ SLOW_SHARE = 0.5
 
 # What a member says that only waited for another.
 _WAITED = re.compile(
-    r"timed? ?out|timeout|connection (closed|reset|refused)|broken pipe|did not end within|store",
+    r"timed? ?out|timeout|connection (closed|reset|refused)|broken pipe|did not end within|store|failed to recv|got 0 bytes",
     re.IGNORECASE,
 )
+
+
+def only_waited(group: GroupResult) -> bool:
+    """Whether a group failed and none of its members says more than that it waited for another."""
+    return (
+        bool(group.errors) and not group.wrong and all(_WAITED.search(text) for text in group.errors.values())
+    )
 
 
 def guilty(groups: tuple[GroupResult, ...]) -> tuple[str, ...]:
