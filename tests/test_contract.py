@@ -49,6 +49,7 @@ IO_MODULES = {
     "daemon.spare",
     "daemon.starting",
     "daemon.sweep",
+    "daemon.watching",
     "daemon.versions",
     "launch.prover",
     "launch.reference",

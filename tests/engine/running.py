@@ -93,8 +93,8 @@ def orphaned_shm() -> set[str]:
 
 
 def run_directories() -> set[str]:
-    """The run directories of deployments on this machine."""
-    return {str(path) for path in Path("/tmp").glob("longspan-*")}
+    """The run directories of deployments on this machine; a lab's own folder is none."""
+    return {str(path) for path in Path("/tmp").glob("longspan-*") if "-lab" not in path.name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Before:
             time.sleep(0.2)
         left = [f"process {text}" for text in running]
         left += sorted(orphaned_shm() - self.shm)
-        left += sorted(path for path in run_directories() - self.directories if "-lab" not in path)
+        left += sorted(run_directories() - self.directories)
         return left
 
 

@@ -91,7 +91,37 @@ def test_mp_executor_over_ssh(lab: Lab, ssh_user: tuple[Longspan, Path], demo_mo
         environ = host.run(["cat", f"/proc/{rank['pid']}/environ"]).stdout.split("\0")
         assert f"GLOO_SOCKET_IFNAME={host.spec.nic}" in environ
         assert f"VLLM_HOST_IP={host.address}" in environ
+    a_host_that_freezes_loses_its_traffic(longspan, lab["h2"], status)
     assert longspan.run("down").returncode == 0
+
+
+def a_host_that_freezes_loses_its_traffic(longspan: Longspan, host: LabHost, status: dict[str, Any]) -> None:
+    """vLLM's own `/health` says 200 and requests hang; the gateway says 503 and names the host. Thawed, it answers again."""
+    import httpx
+
+    key = Path(status["api_key_file"]).read_text().strip()
+    body = {"model": status["served_name"], "prompt": "The capital of France is", "max_tokens": 3}
+
+    def ask() -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.post(f"{status['endpoint']}/completions", json=body, headers=headers, timeout=120)
+
+    host.freeze()
+    try:
+        deadline = time.monotonic() + 60
+        while not longspan.status()["suspicions"]:
+            assert time.monotonic() < deadline
+        time.sleep(1)  # the gateway reads its configuration four times a second
+        answer = ask()
+        assert (answer.status_code, "h2 has not answered" in answer.text) == (503, True), answer.text
+    finally:
+        host.thaw()
+    deadline = time.monotonic() + 60
+    while longspan.status()["suspicions"]:
+        assert time.monotonic() < deadline
+    time.sleep(1)
+    assert ask().status_code == 200
+    assert longspan.status()["phase"] == "serving"
 
 
 RAY = (

@@ -7,7 +7,7 @@ import pytest
 from driving import FACTS, NODES, Drive, checked_drives, copy, evidence, launcher_line, reference
 
 from longspan.launch.actions import Call, SetGateway, Start, StopAll, Sweep
-from longspan.launch.events import AgentJoined, AgentSilent, DownAsked, Exited, StartFailed, Tick
+from longspan.launch.events import AgentJoined, AgentSilent, DownAsked, Exited, StartFailed, Suspected, Tick
 from longspan.launch.failure import Failure
 from longspan.launch.steps import FRONT, QUIET_SECONDS, SILENT_SECONDS
 from longspan.launch.stopping import COLLECT_SECONDS, SWEEP_SECONDS
@@ -506,6 +506,30 @@ def test_evidence_is_not_waited_for_for_long(start: Callable[..., Drive]) -> Non
     dead.do(AgentSilent("b", SILENT_SECONDS))
     assert dead.do(AgentSilent("b", SILENT_SECONDS + 1)) == [Sweep("b")]
     assert dead.answer("collect:a", {}) == [StopAll(FRONT), StopAll("a"), StopAll("b")]
+
+
+def test_suspicion_moves_traffic_and_no_more(start: Callable[..., Drive]) -> None:
+    """While anything speaks against the replica the gateway sends it nothing and says why; nothing is ended for that."""
+    drive = start()
+    drive.until("proof")
+    assert drive.do(Suspected("b", "b has not answered for 3 s")) == [
+        SetGateway("out", "b has not answered for 3 s")
+    ]
+    both = drive.do(Suspected("engine", "nothing within 5 s"))
+    assert both == [SetGateway("out", "b has not answered for 3 s; nothing within 5 s")]
+    assert drive.do(Suspected("b", "")) == [SetGateway("out", "nothing within 5 s")]
+    assert drive.do(Suspected("engine", "")) == [SetGateway("ready")]
+    assert drive.do(Suspected("engine", "")) == []
+    assert drive.machine.phase == "serving"
+
+
+def test_a_launch_is_not_held_up_by_suspicion(start: Callable[..., Drive]) -> None:
+    """Before it serves nothing is changed; a suspicion that is still there then counts from then on."""
+    drive = start()
+    drive.until("first_token")
+    assert drive.do(Suspected("b", "b has not answered for 3 s")) == []
+    assert drive.proof() == [SetGateway("out", "b has not answered for 3 s")]
+    assert drive.do(Suspected("b", "")) == [SetGateway("ready")]
 
 
 @pytest.mark.parametrize("stage", ["agents", "checkpoint"])

@@ -14,6 +14,7 @@ from longspan.launch.events import (
     Exited,
     Lines,
     StartFailed,
+    Suspected,
     Tick,
 )
 from longspan.launch.steps import FRONT
@@ -68,6 +69,9 @@ answers = st.one_of(
 events: st.SearchStrategy[Any] = st.one_of(
     st.builds(AgentJoined, names),
     st.builds(AgentSilent, names, st.floats(3, 100)),
+    st.builds(
+        Suspected, st.sampled_from(["a", "b", "engine"]), st.sampled_from(["", "it has not answered for 3 s"])
+    ),
     st.builds(StartFailed, names, st.just("no route")),
     st.builds(Exited, names, processes, st.integers(-9, 3)),
     st.builds(Lines, names, processes, st.lists(lines, max_size=4).map(tuple)),

@@ -157,6 +157,7 @@ def test_model_copies(model: dict[str, object], cause: str) -> None:
     """A copy that is absent, incomplete, cut short or another one."""
     ill = scene(node("a", model=MODEL), node("b", model=model), model="/models/m")
     assert causes("model", ill) == [("b", "error", cause)]
+    assert bool(causes("model", replace(ill, digests_follow=True))) == (cause != "model-copies-differ")
     assert outcome("model", scene()).skipped == "no model was named"
 
 

@@ -81,7 +81,7 @@ def options_for(spec: DeploymentSpec) -> Options:
     return Options(
         model=spec.model, weights_bytes=weights, own_ray=spec.ray_address is None,
         ray_ports=(ports.first, ports.last) if ports else (0, 0), fixed_ports=ports.tried if ports else (),
-        tp=spec.tp, vllm_arguments=spec.vllm_arguments, collective=False, device=spec.device,
+        tp=spec.tp, vllm_arguments=spec.vllm_arguments, collective=False, device=spec.device, digests_follow=True,
     )  # fmt: skip
 
 

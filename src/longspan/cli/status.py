@@ -51,7 +51,9 @@ def command(name: str, launches: bool, as_json: bool) -> int:
     for node in status["nodes"]:
         if node["environment"]:
             words = " ".join(f"{key}={value}" for key, value in node["environment"].items())
-            out.print(f"\n  {node['name']}: {words}", end="")
+            out.print(f"  {node['name']}: {words}")
+    for reason in status["suspicions"].values():
+        out.print(f"  [yellow]out of traffic[/yellow]: {reason}")
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")
     out.print(f"  model     {status['served_name']}")
     out.print(f"  key       in {status['api_key_file']}")

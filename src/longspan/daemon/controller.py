@@ -25,7 +25,7 @@ from typing import Any
 
 from aiohttp import web
 
-from longspan.daemon import asking, gateway_config, starting, status
+from longspan.daemon import asking, gateway_config, starting, status, watching
 from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
@@ -33,6 +33,7 @@ from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
+from longspan.launch import prover
 from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
 from longspan.launch.events import (
     AgentJoined,
@@ -42,10 +43,12 @@ from longspan.launch.events import (
     Event,
     Lines,
     StartFailed,
+    Suspected,
     Tick,
 )
+from longspan.launch.health import CANARY_SECONDS, CPU_STALL_SECONDS, STALL_SECONDS, Health
 from longspan.launch.run_dir import Paths
-from longspan.launch.steps import Steps
+from longspan.launch.steps import FRONT, Steps
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -136,6 +139,8 @@ class Controller:
             self._record(event, flush=self.machine.phase != before)
         if self.machine.phase != before:
             self._note()
+            if self.machine.phase == "serving":
+                self._spawn(self._watch_engine())
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
@@ -245,10 +250,31 @@ class Controller:
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             now = time.monotonic()
-            for event in silences(self.links, now=now, stalled_seconds=now - last - CLOCK_SECONDS):
+            silent = silences(self.links, now=now, stalled_seconds=now - last - CLOCK_SECONDS)
+            for event in silent:
                 await self.feed(event)
+            await self._suspect({event.node: event.seconds for event in silent})
             last = now
             await self.feed(Tick())
+
+    async def _suspect(self, silent: Mapping[str, float]) -> None:
+        """Agents that fell silent, and those that are back."""
+        for node, seconds in silent.items():
+            if node not in self.machine.suspicions and node != FRONT:
+                await self.feed(Suspected(node, f"{node} has not answered for {seconds:.0f} s"))
+        for node in [name for name in self.machine.suspicions if name in self.links and name not in silent]:
+            await self.feed(Suspected(node, ""))
+
+    async def _watch_engine(self) -> None:
+        group = self.machine.group
+        assert group is not None
+        slow = self.spec.device == "cpu"
+        health = Health(time.monotonic(), CPU_STALL_SECONDS if slow else STALL_SECONDS)
+        engine = prover.Endpoint(group.engine_url, self.spec.served_name, self.engine_key)
+        await watching.watch(
+            engine, health, lambda reason: self.feed(Suspected("engine", reason)),
+            CPU_STALL_SECONDS if slow else CANARY_SECONDS,
+        )  # fmt: skip
 
     # ---- HTTP
     def _authorised(self, request: web.Request, key: str) -> None:
@@ -370,7 +396,8 @@ class Controller:
         self.writer.shutdown()
         await asyncio.sleep(1.5)  # whoever watches sees the end
         await asyncio.to_thread(starting.end_along, 3)
-        clock.cancel()
+        for task in (clock, *self.tasks):
+            task.cancel()
         self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)
         self.places.engine_key.unlink(missing_ok=True)

@@ -55,6 +55,14 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspected:
+    """Something speaks against a node (its name) or the engine ("engine"): `reason`; empty once nothing does any more."""
+
+    subject: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DownAsked:
     """The operator wants it gone."""
 
@@ -64,4 +72,4 @@ class Tick:
     """Time passed."""
 
 
-Event = AgentJoined | AgentSilent | StartFailed | Answered | Exited | Lines | DownAsked | Tick
+Event = AgentJoined | AgentSilent | StartFailed | Answered | Exited | Lines | Suspected | DownAsked | Tick

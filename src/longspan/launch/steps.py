@@ -28,6 +28,7 @@ from longspan.launch.events import (
     Exited,
     Lines,
     StartFailed,
+    Suspected,
     Tick,
 )
 from longspan.launch.failure import Failure, FailureKind, cause
@@ -75,6 +76,7 @@ class Steps:
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         facts: node -> what its agent found there.
         group: the engine's ranks, from the moment Ray is there.
+        suspicions: node or "engine" -> what speaks against it. Suspicion only moves traffic.
         told: what the logs have said so far, without the time at which they said it.
         followed: how much of the group's timeline has been taken over.
     """
@@ -101,6 +103,7 @@ class Steps:
     followed: int = 0
     gateway_address: str = ""
     gateway_up: bool = False
+    suspicions: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: Failure | None = None
     last_sign: float = 0.0
@@ -146,6 +149,7 @@ class Steps:
             Answered: self._answered,
             Exited: self._exited,
             Lines: self._lines,
+            Suspected: self._suspected,
             Tick: self._tick,
         }
         if not isinstance(event, Tick | AgentSilent) and not (
@@ -183,6 +187,8 @@ class Steps:
         for phase, at in group.timeline[self.followed :]:
             self.ended[self.phase] = self.started[phase] = self.last_sign = at
             self.phase = phase
+            if phase == "serving" and self.suspicions:
+                actions = [*actions, self._traffic()]
         self.followed = len(group.timeline)
         self.findings += group.findings
         group.findings.clear()
@@ -272,6 +278,22 @@ class Steps:
             "host",
             f"The agent on {event.node} has not answered for {event.seconds:.0f} s, so the state of its ranks is unknown.",
             "Check that the host runs and that it reaches this machine; its agent ends its own ranks by itself.",
+        )
+
+    def _suspected(self, event: Suspected) -> list[Action]:
+        """Takes the replica out of traffic while anything speaks against it, and back once nothing does."""
+        before = bool(self.suspicions)
+        if event.reason:
+            self.suspicions[event.subject] = event.reason
+        else:
+            self.suspicions.pop(event.subject, None)
+        changed = before or bool(self.suspicions)
+        return [self._traffic()] if self.phase == "serving" and changed else []
+
+    def _traffic(self) -> SetGateway:
+        """Whether the replica that serves gets requests."""
+        return (
+            SetGateway("out", "; ".join(self.suspicions.values())) if self.suspicions else SetGateway("ready")
         )
 
     def _start_failed(self, event: StartFailed) -> list[Action]:

@@ -45,6 +45,7 @@ class Options:
         fixed_ports: those of Ray's that are tried between nodes; all of `ray_ports` must be free.
         collective: whether to end with a real one.
         device: cpu, cuda or rocm; empty where no launch is planned yet.
+        digests_follow: a launch comes next, which compares the copies of the model by digests and says more of them.
     """
 
     model: str | None = None
@@ -56,6 +57,7 @@ class Options:
     vllm_arguments: tuple[str, ...] = ()
     collective: bool = True
     device: str = ""
+    digests_follow: bool = False
 
 
 def preflight(
@@ -70,6 +72,7 @@ def preflight(
     scene = Scene(
         tuple(wanted), (), own_ray=options.own_ray, ray_ports=options.ray_ports, model=options.model,
         weights_bytes=options.weights_bytes, tp=options.tp, vllm_arguments=options.vllm_arguments, device=options.device,
+        digests_follow=options.digests_follow,
     )  # fmt: skip
     if not targets:
         return replace(scene, no_pairs="there is no node", no_collective="there is no node")

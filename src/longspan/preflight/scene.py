@@ -100,6 +100,7 @@ class Scene:
         own_ray: whether Longspan starts Ray itself, on `ray_ports` (first, last) of each node; (0, 0) for none.
         model: directory or id, None where none was named; `weights_bytes` 0 where not known.
         tp: 0 where no layout is known. device: what the engine will run on; empty where that is not planned yet.
+        digests_follow: whether copies of the model are compared by digests next.
         no_pairs, no_collective: why these were not tried; empty where they were.
     """
 
@@ -116,6 +117,7 @@ class Scene:
     tp: int = 0
     vllm_arguments: tuple[str, ...] = ()
     device: str = ""
+    digests_follow: bool = False
     no_pairs: str = ""
     no_collective: str = ""
 
