@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from longspan.host import LocalHost
 from longspan.preflight import gather, remote, trial
+from longspan.preflight.gather_model import hub
 from longspan.preflight.run import Options, Target, preflight
 from longspan.preflight.scene import Scene, Wanted
 from longspan.preflight.session import OPEN_SECONDS, Session, SessionLostError, sources
@@ -226,3 +228,43 @@ def test_a_real_collective_on_this_machine() -> None:
         min(group.latency_seconds, group.bus_bytes_per_second, group.hop_seconds, group.hop_bytes_per_second)
         > 0
     )
+
+
+def test_hub_access_by_a_hub_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status comes back and the token does not, not even to another host that the hub redirects to; offline nobody is asked."""
+    seen: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            seen.append(self.headers.get("Authorization", ""))
+            if self.path.startswith("/org/m/"):
+                self.send_response(302)
+                self.send_header("Location", f"http://127.0.0.2:{self.server.server_port}/elsewhere")  # type: ignore[attr-defined]
+            else:
+                self.send_response(200 if self.path == "/elsewhere" else 403)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Silence."""
+
+    server = ThreadingHTTPServer(("0.0.0.0", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    for name in ("HF_HUB_OFFLINE", "VLLM_USE_MODELSCOPE", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret")
+    try:
+        told = [hub({"model": "org/m"}), hub({"model": "org/closed"})]
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        told.append(hub({"model": "org/m"}))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert [(one.get("status"), one["token"], one.get("offline", False)) for one in told] == [
+        (200, True, False), (403, True, False), (None, True, True),
+    ]  # fmt: skip
+    assert seen == ["Bearer hf_s3cret", "", "Bearer hf_s3cret"]
+    assert "s3cret" not in str(told)

