@@ -1,6 +1,8 @@
 """Cross-validates the memory model: refits its constants without each model, and predicts that model.
 
-usage: python benchmarks/planner_memory.py [DATA]      DATA: a folder with inputs.csv, measurements.csv, row_flags.csv and model_configs/
+usage: python benchmarks/planner_memory.py [DATA] [PREDICTIONS]
+    DATA: a folder with inputs.csv, measurements.csv, row_flags.csv and model_configs/
+    PREDICTIONS: a file for the held-out values, {row_id: {key: {p10, p50, p90}}}, with the shipped intervals around them
 
 Weights and cache sizes have no fitted constant. The fitted ones are the sampler's bytes a value, the constant beside it, the
 multimodal constant, the medians of non-torch memory and the coefficients of CUDA graphs. Prints median and 90th percentile of
@@ -8,6 +10,7 @@ the absolute percentage error by quantity, as shipped and held out, and the shar
 """
 
 import csv
+import json
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -128,11 +131,24 @@ def hold_out(points: list[Point]) -> None:
             }.get(p.quantity, p50(p.shipped))
 
 
+def predictions(points: list[Point]) -> dict[str, dict[str, dict[str, float]]]:
+    """The held-out values in the form of `longspan plan --rows --json`."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for p in points:
+        if isinstance(p.shipped, Estimate) and p.shipped.p50:
+            low, high = p.shipped.p10 / p.shipped.p50, p.shipped.p90 / p.shipped.p50
+            values = {"p10": p.held_out * low, "p50": p.held_out, "p90": p.held_out * high}
+            found.setdefault(p.row.row_id, {})[KEYS[p.quantity]] = values
+    return found
+
+
 def main() -> None:
     """Prints the table of docs/calibration.md."""
     data = Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/planner")
     points = load(data)
     hold_out(points)
+    if len(sys.argv) > 2:
+        Path(sys.argv[2]).write_text(json.dumps(predictions(points)))
     print("| quantity | n | shipped median % | p90 % | held out median % | p90 % | inside p10-p90 |")
     print("|-|-|-|-|-|-|-|")
     for quantity in KEYS:

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """Fits the step costs of planner/step_costs.py to measured points, and tells the errors on configurations left out.
 
-PYTHONPATH=src python scripts/calibrate_latency.py FOLDER [--folds 8]
+PYTHONPATH=src python scripts/calibrate_latency.py FOLDER [--folds 8] [--predictions FILE]
 
 FOLDER holds aic_vllm_agg.csv, row_flags.csv, inputs.csv and model_configs/ in the form that docs/calibration.md describes. Needs
 numpy and scipy, which Longspan itself does not. In a closed loop the order of events does not depend on how long a step takes, so
 each point is simulated once; the fit then only prices its steps, with the formulas of `steptime` on arrays.
+
+`--predictions` writes {row_id: {ttft_ms, tpot_ms, output_tok_s: {p10, p50, p90}}} in which no row was seen by the fit behind it, nor by
+the interval around it: both come from the other folds. A fold holds whole configurations (model, GPU, TP, expert split, precision).
 """
 
 import argparse
 import csv
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +25,7 @@ from scipy.optimize import least_squares
 from longspan.cluster.catalog import GpuType, find_gpu
 from longspan.model.fetch import load_indexed
 from longspan.planner.latency_rows import closed_loop_of, row_engine, row_limits
+from longspan.planner.links import Path as LinkPath
 from longspan.planner.links import reduce_seconds
 from longspan.planner.rows import parse_row, row_facts
 from longspan.planner.simulate import Load, simulate
@@ -52,13 +57,17 @@ START, SPREAD, LOW, HIGH = (np.array(column) for column in zip(*PARAMETERS.value
 START, LOW, HIGH = np.log(START), np.log(LOW), np.log(HIGH)
 # How far a point may be off before it counts less, and how much TTFT counts beside TPOT.
 _TOLERANCE, _TTFT_WEIGHT, _PRIOR_WEIGHT = 0.12, 0.7, 0.7
+_STEP = 1e-6
 
 
 @dataclass(frozen=True)
 class Point:
     """A measured point with its steps: loads as arrays, and for each request the steps of its arrival, first and last token."""
 
+    row_id: str
+    fitted: bool
     group: tuple[str, ...]
+    clients: int
     gpu: GpuType
     tp: int
     work: StageWork
@@ -72,15 +81,16 @@ class Point:
 
 
 def read_points(folder: Path) -> list[Point]:
-    """The scored points that are not saturated and whose labels are not in doubt."""
+    """All scored points; `fitted` are those that are not saturated and whose labels are not in doubt."""
     inputs = {r["row_id"]: r for r in _rows(folder / "inputs.csv")}
     flags = {r["row_id"]: r for r in _rows(folder / "row_flags.csv")}
     models, schedules, found = {}, {}, []
     for raw in _rows(folder / "aic_vllm_agg.csv"):
         flag = flags[raw["row_id"]]
-        if flag["score"] != "yes" or "saturated" in flag["flags"]:
+        if flag["score"] != "yes":
             continue
         row = parse_row(inputs[raw["row_id"]])
+        doubtful = raw["attention_dp_size"] == "" and int(raw["moe_tp_size"]) > int(raw["tp_size"])
         if raw["moe_ep_size"].isdigit() and int(raw["moe_ep_size"]) > 1:
             row = replace(row, layout=replace(row.layout, ep=True))
         key = (row.repo_id, row.weight_dtype)
@@ -89,9 +99,7 @@ def read_points(folder: Path) -> list[Point]:
         gpu = find_gpu(row.gpu)
         engine = row_engine(row, models[key], gpu)
         limits = row_limits(row, models[key], gpu, engine)
-        if limits is None or (
-            raw["attention_dp_size"] == "" and int(raw["moe_tp_size"]) > int(raw["tp_size"])
-        ):
+        if limits is None:
             continue
         requests, clients, warm = closed_loop_of(row)
         enough = limits.kv_tokens > 1.2 * clients * (row.isl + row.osl)
@@ -107,7 +115,7 @@ def read_points(folder: Path) -> list[Point]:
             raw["precision"],
         )
         found.append(
-            Point(group, gpu, row.layout.tp, engine.stages[0].work, warm, row.isl, *schedules[name],
+            Point(row.row_id, not doubtful and "saturated" not in flag["flags"], group, clients, gpu, row.layout.tp, engine.stages[0].work, warm, row.isl, *schedules[name],
                   float(raw["silicon_ttft_ms"]) / 1e3, float(raw["silicon_tpot_ms"]) / 1e3)
         )  # fmt: skip
     return found
@@ -160,51 +168,204 @@ def costs_of(values: dict[str, float], gpu: GpuType, warm: bool) -> StepCosts:
     )  # fmt: skip
 
 
-def predict(point: Point, logs: np.ndarray) -> tuple[float, float]:
-    """Mean TTFT and TPOT of a point in seconds."""
-    from longspan.planner.links import Path as LinkPath
+@dataclass(frozen=True)
+class Batch:
+    """Points that share work, GPU and protocol, their steps and requests one after the other: priced in one go."""
 
+    places: np.ndarray
+    first: Point
+    steps: np.ndarray
+    moments: np.ndarray
+    outputs: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    isl: np.ndarray
+
+
+def batches(points: Sequence[Point]) -> list[Batch]:
+    """The points in batches; `places` are their positions."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for place, point in enumerate(points):
+        groups.setdefault((point.work, point.gpu, point.tp, point.warm), []).append(place)
+    found = []
+    for places in groups.values():
+        members = [points[place] for place in places]
+        ends = np.cumsum([0] + [member.steps.shape[1] for member in members])
+        moments = [np.stack(member.moments) + end for member, end in zip(members, ends, strict=False)]
+        counts = np.array([len(member.outputs) for member in members])
+        found.append(
+            Batch(
+                np.array(places), members[0], np.concatenate([m.steps for m in members], axis=1),
+                np.concatenate(moments, axis=1), np.concatenate([m.outputs for m in members]),
+                np.cumsum(np.concatenate([[0], counts[:-1]])), counts, np.array([m.isl for m in members]),
+            )
+        )  # fmt: skip
+    return found
+
+
+def predict(batch: Batch, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean TTFT and TPOT of each point of a batch in seconds."""
     values = dict(zip(NAMES, np.exp(logs), strict=True))
+    point = batch.first
     costs = costs_of(values, point.gpu, point.warm)
     names = ("prefill_tokens", "prefill_pairs", "prefill_requests", "decode_requests", "context_tokens")
-    load = SimpleNamespace(**dict(zip(names, point.steps, strict=False)))
+    load = SimpleNamespace(**dict(zip(names, batch.steps, strict=False)))
     seconds = compute_seconds(point.work, load, point.gpu, costs) + host_seconds(load, costs)
     if point.tp > 1:
         message = point.work.hidden_bytes * (load.prefill_tokens + load.decode_requests)
         path = LinkPath("nvlink", point.gpu.link_bytes_per_second)
         seconds = seconds + point.work.reductions * reduce_seconds(message, point.tp, path, costs)
-    clock = np.concatenate([[0], np.cumsum(seconds * point.steps[5])])
-    arrival, first, last = (clock[moment] for moment in point.moments)
-    engine = (first - arrival).mean() * (values["warm_factor"] if point.warm else 1.0)
+    clock = np.concatenate([[0], np.cumsum(seconds * batch.steps[5])])
+    arrival, first, last = clock[batch.moments]
+
+    def mean(each: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(each, batch.starts) / batch.counts
+
+    engine = mean(first - arrival) * (values["warm_factor"] if point.warm else 1.0)
     client = values["warm_arrive"] if point.warm else values["arrive"]
-    tpot = ((last - first) / np.maximum(point.outputs - 1, 1)).mean()
-    return engine + client + values["token"] * point.isl, tpot
+    tpot = mean((last - first) / np.maximum(batch.outputs - 1, 1))
+    return engine + client + values["token"] * batch.isl, tpot
+
+
+def predict_all(points: Sequence[Point], logs: np.ndarray) -> np.ndarray:
+    """TTFT and TPOT of all points, in two rows."""
+    found = np.empty((2, len(points)))
+    for batch in batches(points):
+        found[:, batch.places] = predict(batch, logs)
+    return found
+
+
+def _matters(batch: Batch) -> list[int]:
+    """The parameters that change what a batch is predicted to do."""
+    here = np.concatenate(predict(batch, START))
+    found = []
+    for number in range(len(NAMES)):
+        moved = START.copy()
+        moved[number] += 0.1
+        if not np.array_equal(np.concatenate(predict(batch, moved)), here):
+            found.append(number)
+    return found
 
 
 def fit(points: Sequence[Point], start: np.ndarray, rounds: int) -> np.ndarray:
     """Parameters (as logarithms) that fit the points, held near the priors."""
 
+    parts = batches(points)
+    matters = [_matters(batch) for batch in parts]
+    measured = np.log([[point.ttft for point in points], [point.tpot for point in points]])
+    weight = np.array([[_TTFT_WEIGHT], [1.0]]) / _TOLERANCE
+
     def residuals(logs: np.ndarray) -> np.ndarray:
-        found = []
-        for point in points:
-            ttft, tpot = predict(point, logs)
-            found += [_TTFT_WEIGHT * np.log(ttft / point.ttft), np.log(tpot / point.tpot)]
-        return np.concatenate([np.array(found) / _TOLERANCE, (logs - START) / SPREAD * _PRIOR_WEIGHT])
+        found = np.empty((2, len(points)))
+        for batch in parts:
+            found[:, batch.places] = np.log(predict(batch, logs))
+        off = (found - measured) * weight
+        return np.concatenate([off.ravel(), (logs - START) / SPREAD * _PRIOR_WEIGHT])
+
+    def slopes(logs: np.ndarray) -> np.ndarray:
+        """Finite differences, each batch only by the parameters that it depends on."""
+        found = np.zeros((len(NAMES), 2, len(points)))
+        for batch, names in zip(parts, matters, strict=True):
+            here = np.log(predict(batch, logs))
+            for number in names:
+                # Away from the bound, where the value would be the same for lack of room.
+                step = -_STEP if logs[number] + _STEP > HIGH[number] else _STEP
+                moved = logs.copy()
+                moved[number] += step
+                found[number][:, batch.places] = (np.log(predict(batch, moved)) - here) / step
+        found *= weight
+        return np.concatenate([found.reshape(len(NAMES), -1).T, np.diag(_PRIOR_WEIGHT / SPREAD)])
 
     inside = np.clip(start, LOW + 1e-6, HIGH - 1e-6)
     return least_squares(
-        residuals, inside, loss="soft_l1", max_nfev=rounds, x_scale=SPREAD, bounds=(LOW, HIGH)
+        residuals, inside, jac=slopes, loss="soft_l1", max_nfev=rounds, x_scale=SPREAD, bounds=(LOW, HIGH)
     ).x
 
 
-def report(name: str, pairs: list[tuple[float, float]]) -> None:
-    """Median and 90th percentile of the error, and the interval that holds four fifths of the points."""
-    ratio = np.array([measured / predicted for predicted, measured in pairs])
-    error = np.abs(1 / ratio - 1) * 100
-    low, high = np.quantile(ratio, [0.1, 0.9])
-    print(
-        f"{name}: {len(pairs)} points, median {np.median(error):.1f} %, p90 {np.quantile(error, 0.9):.1f} %, measured/estimate {low:.3f} to {high:.3f}"
-    )
+QUANTITIES = ("ttft", "tpot", "throughput")
+_KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "throughput": "output_tok_s"}
+_UNITS = {"ttft": 1e3, "tpot": 1e3, "throughput": 1.0}
+
+
+def rate(point: Point, ttft: float, tpot: float) -> float:
+    """Output tokens a second of a closed loop, from its two latencies."""
+    tokens = float(np.mean(point.outputs))
+    return point.clients * tokens / (ttft + max(tokens - 1, 0) * tpot)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A point as a fit that did not see its configuration predicts it: by quantity, estimate and measurement."""
+
+    point: Point
+    fold: int
+    pairs: dict[str, tuple[float, float]]
+
+
+def hold_out(points: Sequence[Point], folds: int, best: np.ndarray) -> list[HeldOut]:
+    """Every point, also those that no fit takes in, predicted without its configuration."""
+    groups = sorted({point.group for point in points})
+    found = []
+    for number in range(folds):
+        held = set(groups[number::folds])
+        # Started away from the fit of all points, so that the held-out ones leave no trace.
+        seen = [point for point in points if point.fitted and point.group not in held]
+        values = fit(seen, 0.5 * best + 0.5 * START, 12)
+        print(f"fold {number + 1} of {folds}: {len(seen)} points", flush=True)
+        left_out = [point for point in points if point.group in held]
+        for point, (ttft, tpot) in zip(left_out, predict_all(left_out, values).T.tolist(), strict=True):
+            pairs = {
+                "ttft": (ttft, point.ttft),
+                "tpot": (tpot, point.tpot),
+                "throughput": (rate(point, ttft, tpot), rate(point, point.ttft, point.tpot)),
+            }
+            found.append(HeldOut(point, number, pairs))
+    return found
+
+
+def interval(quantity: str, found: Sequence[HeldOut]) -> tuple[float, float]:
+    """Measured over estimated, 10th and 90th percentile of the fitted points among `found`."""
+    ratios = [one.pairs[quantity][1] / one.pairs[quantity][0] for one in found if one.point.fitted]
+    low, high = np.quantile(ratios, [0.1, 0.9])
+    return float(low), float(high)
+
+
+def report(found: Sequence[HeldOut], name: str = "all") -> None:
+    """Median and 90th percentile of the error, the interval for `step_costs.SPREADS`, and what it holds of each left-out fold."""
+    for quantity in QUANTITIES:
+        chosen = [one for one in found if one.point.fitted]
+        error = np.abs([one.pairs[quantity][0] / one.pairs[quantity][1] - 1 for one in chosen]) * 100
+        low, high = interval(quantity, found)
+        inside = []
+        for number in {one.fold for one in found}:
+            p10, p90 = interval(quantity, [one for one in found if one.fold != number])
+            inside += [
+                p10 <= one.pairs[quantity][1] / one.pairs[quantity][0] <= p90
+                for one in chosen
+                if one.fold == number
+            ]
+        print(
+            f"{name}, {quantity}, held out: {len(chosen)} points, median {np.median(error):.1f} %, p90 {np.quantile(error, 0.9):.1f} %, "
+            f"measured/estimate {low:.3f} to {high:.3f}, inside the interval of the other folds {np.mean(inside):.0%}"
+        )
+
+
+def predictions(found: Sequence[HeldOut]) -> dict[str, dict[str, dict[str, float]]]:
+    """Held-out values with held-out intervals, in the form of `longspan plan --rows --json`."""
+    answer: dict[str, dict[str, dict[str, float]]] = {}
+    for number in {one.fold for one in found}:
+        spread = {q: interval(q, [one for one in found if one.fold != number]) for q in QUANTITIES}
+        for one in found:
+            if one.fold == number:
+                answer[one.point.row_id] = {
+                    _KEYS[q]: {
+                        "p10": one.pairs[q][0] * spread[q][0] * _UNITS[q],
+                        "p50": one.pairs[q][0] * _UNITS[q],
+                        "p90": one.pairs[q][0] * spread[q][1] * _UNITS[q],
+                    }
+                    for q in QUANTITIES
+                }
+    return answer
 
 
 def main() -> None:
@@ -212,24 +373,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--folds", type=int, default=8)
+    parser.add_argument("--predictions", type=Path, help="write the held-out estimates to this JSON file")
     given = parser.parse_args()
     points = read_points(given.folder)
-    best = fit(points, START, 20)
+    best = fit([point for point in points if point.fitted], START, 20)
     for name, value in zip(NAMES, np.exp(best), strict=True):
-        print(f"{name} = {value:.4g}")
-    groups = sorted({point.group for point in points})
-    ttft, tpot = [], []
-    for number in range(given.folds):
-        held = set(groups[number :: given.folds])
-        # Started away from the fit of all points, so that the held-out ones leave no trace.
-        found = fit([point for point in points if point.group not in held], 0.5 * best + 0.5 * START, 12)
-        for point in points:
-            if point.group in held:
-                seen = predict(point, found)
-                ttft.append((seen[0], point.ttft))
-                tpot.append((seen[1], point.tpot))
-    report("TTFT, held out", ttft)
-    report("TPOT, held out", tpot)
+        print(f"{name} = {value:.4g}", flush=True)
+    found = hold_out(points, given.folds, best)
+    report(found)
+    for name in ("hopper", "blackwell"):
+        report([one for one in found if family(one.point.gpu) == name], name)
+    if given.predictions:
+        given.predictions.write_text(json.dumps(predictions(found)))
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ class Receipt:
         kv_tokens: as vLLM logs it ("GPU KV cache size"), per DP rank. blocks: cache blocks per group.
         max_concurrency: requests of `max_model_len` tokens at once, as logged.
         largest_max_model_len: the longest context that fits one request; 0 if none.
+        max_model_len: the context that concurrency and work areas were computed for.
         groups: block tables that draw from the one pool of blocks (more than one in hybrid and sliding-window models).
     """
 
@@ -117,6 +118,7 @@ class Receipt:
     largest_max_model_len: int
     vllm_version: str
     groups: int = 1
+    max_model_len: int = 0
     estimates: dict[str, Estimate] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -14,14 +14,15 @@ import pytest
 from test_verbs import document
 
 from longspan import errors
-from longspan.cli import control, doctor_live, up
+from longspan.cli import control, doctor_live, doctor_logs, up
+from longspan.cli.check_hosts import RayHost
 from longspan.daemon.controller import Controller
 from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import fetch, live
 from longspan.doctor.kept import keep
-from longspan.doctor.launches import changes_since, plan_names, recorded, with_ranks
+from longspan.doctor.launches import changes_since, plan_names, recorded, with_difference, with_ranks
 from longspan.doctor.standing import rank_states, standing
 from longspan.finding import Finding
 from longspan.host import Completed, LocalHost, RecordedHost, SshHost
@@ -103,6 +104,29 @@ def test_what_changed() -> None:
     other = replace(SPEC, identity="other")
     assert changes_since(good, other, facts) == [("gpu-2/vllm", "0.32.0", "0.33.0")]
     assert changes_since(good, other, FACTS) == [("deployment/identity", "i", "other")]
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [("driver", "driver-too-old"), ("nccl", "nccl-env-mismatch"), ("torch", "gpu-arch-unsupported"),
+     ("checkpoint", "weights-corrupt")],
+)  # fmt: skip
+def test_what_changed_on_one_node(what: str, cause: str) -> None:
+    """Driver, NCCL, torch and the node's copy of the checkpoint are compared too, and stand with the cause that they explain."""
+    full = {
+        name: {**facts, "driver": "570.1", "nccl": "2.28.9", "torch": "2.13.0", "checkpoint": "a1"}
+        for name, facts in FACTS.items()
+    }
+    good = recorded(SPEC, full)
+    facts = {**full, "gpu-2": {**full["gpu-2"], what: "other"}}
+    changes = changes_since(good, SPEC, facts)
+    assert [change[0] for change in changes] == [f"gpu-2/{what}"]
+    explained, other = with_difference(
+        [Finding("x", "error", cause, "It broke."), Finding("x", "error", "port-in-use", "It broke.")],
+        changes,
+    )
+    assert f"gpu-2/{what} " in explained.summary
+    assert other.summary == "It broke."
 
 
 def test_the_controller_remembers_a_launch_that_serves(
@@ -371,3 +395,38 @@ def test_patience_comes_from_own_launches(
         made_of = recorded(replace(SPEC, model=model), {})
         LaunchLog(LaunchStore(places.launches)).note("serving", made_of, "", {"engine (starting)": 300.0})
         assert longspan("doctor", "--name", "default", "--json").document["live"]["over_seconds"] == over
+
+
+def test_where_logs_lie(places: Places) -> None:
+    """Behind ssh and in containers below the home there, in a job step or a joined Ray where the agent was told; a node of this
+    machine that has written nothing has none elsewhere."""
+    ssh, here = SPEC.nodes[1], SPEC.nodes[0]
+    home = "~/.local/state/longspan/default/logs/"
+    assert doctor_logs._where(here, places, SPEC) is None
+    assert doctor_logs._where(ssh, places, SPEC) == (SshHost("gpu-2", "ops@gpu-2"), f"{home}gpu-2")
+    step = doctor_logs._where(replace(here, slurm="42"), places, SPEC)
+    assert step is not None
+    assert (step[0].name, step[1]) == ("gpu-1", str(places.logs / "gpu-1"))
+    joined = doctor_logs._where(here, places, replace(SPEC, ray_address="10.0.0.9:6379"))
+    assert joined == (RayHost("gpu-1", "10.0.0.1", "10.0.0.9:6379"), str(places.logs / "gpu-1"))
+
+
+def test_a_host_behind_ray_runs_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a task of that Ray; where there is no such Ray the reason is told."""
+    asked: list[Any] = []
+
+    def run(host: LocalHost, argv: Any, **more: Any) -> Completed:
+        asked.append((argv[2:], json.loads(more["stdin"])))
+        return (
+            Completed(0, "text", "")
+            if len(asked) == 1
+            else Completed(1, "", "Traceback\nConnectionError: no Ray\n")
+        )
+
+    monkeypatch.setattr(LocalHost, "run", run)
+    host = RayHost("n", "10.0.0.1", "10.0.0.9:6379")
+    assert host.run(["cat", "x"]).stdout == "text"
+    assert asked[0][0] == ["longspan.launch.ray_join", "run", "10.0.0.9:6379"]
+    assert asked[0][1] == {"address": "10.0.0.1", "argv": ["cat", "x"], "env": {}, "stdin": ""}
+    with pytest.raises(errors.HostError, match="not reached through Ray: ConnectionError: no Ray"):
+        host.run(["true"])

@@ -33,7 +33,9 @@ def no_corrections_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def write(path: Path, rows: list[dict[str, str]]) -> Path:
     """A CSV file of rows."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(
+            file, list(dict.fromkeys([*COLUMNS, *(name for one in rows for name in one)]))
+        )
         writer.writeheader()
         writer.writerows(rows)
     return path
@@ -56,6 +58,30 @@ def test_rows_print_one_document_and_nothing_else(tmp_path: Path) -> None:
     assert answers["a"]["kv_tokens"]["p50"] == pytest.approx(476016, rel=0.01)
     assert answers["b"] == {}
     assert "nobody/nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("tp", "two"), ("isl", "nan"), ("max_model_len", "-1"), ("gpu_mem_util", "90"), ("osl", "inf")],
+)
+def test_a_row_that_cannot_be_read_costs_only_itself(tmp_path: Path, column: str, value: str) -> None:
+    """The others are answered, and stderr names the row and the column."""
+    path = write(tmp_path / "r.csv", [row("a"), row("b", **{column: value}), row("")])
+    done = CliRunner().invoke(command, ["--rows", str(path), "--json", "--offline"], catch_exceptions=False)
+    answers = json.loads(done.stdout)
+    assert answers["a"]["kv_tokens"]
+    assert answers["b"] == {}
+    assert column in done.stderr
+    assert "row number 3" in done.stderr
+
+
+def test_an_unknown_gpu_has_weights_and_nothing_else(tmp_path: Path) -> None:
+    """Where nothing supports a number there is none."""
+    path = write(tmp_path / "r.csv", [row("a", gpu="not in excerpt", isl="1024", osl="128", concurrency="4")])
+    done = CliRunner().invoke(command, ["--rows", str(path), "--json", "--offline"], catch_exceptions=False)
+    answer = json.loads(done.stdout)["a"]
+    assert answer.pop("weights_gib_per_gpu")["p50"] == pytest.approx(14.99, rel=0.01)
+    assert all(value is None for value in answer.values())
 
 
 def test_rows_for_people(tmp_path: Path) -> None:

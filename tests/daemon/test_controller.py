@@ -20,6 +20,7 @@ from real import environment, executable, processes_with, running, wait_for
 from longspan.cli.doctor import command as doctor_verb
 from longspan.cli.down import command as down_verb
 from longspan.cli.status import command as status_verb
+from longspan.cli.up import _failure
 from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.errors import ControlPlaneError
@@ -191,6 +192,40 @@ def test_a_host_that_ssh_cannot_reach(deployed: Deployed) -> None:
     assert failure["kind"] == "host"
     assert "The agent on far could not be started" in failure["what"]
     assert "Connection refused" in failure["what"]
+
+
+def test_what_lies_on_a_host_behind_ssh_explains_the_failure(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The far node's agent keeps its logs at its own home; `doctor`, and the last words of `up`, read them there, and what the
+    agent collected before it ended everything has come here."""
+    far_home, bin_dir = deployed.home / "far", deployed.home / "bin"
+    for folder in (far_home, bin_dir):
+        folder.mkdir()
+    # The far side's shell, with another home.
+    executable(bin_dir / "ssh", ["for last; do :; done", f'HOME="{far_home}" exec sh -c "$last"'])
+    for set_env in (deployed.env.__setitem__, monkeypatch.setenv):
+        set_env("PATH", f"{bin_dir}{os.pathsep}{os.environ['PATH']}")
+    agent = f'longspan.daemon.agent) exec "{sys.executable}" "$@" ;;'
+    full = "echo \"OSError: [Errno 28] No space left on device: '/tmp/ray'\"; sleep 1; exit 3"
+    stub = [line.format(ray=full, launcher=HOLD) for line in STUB]
+    far_python = executable(deployed.home / "far-python", [stub[0], agent, *stub[1:]])
+    near = NodeSpec("near", "127.0.0.2", 1, python=str(deployed.home / "python"))
+    deployed.start(nodes=(near, NodeSpec("far", "127.0.0.3", 1, ssh="far", python=str(far_python))))
+    status = deployed.gone()
+    assert "ray on far ended with status 3" in status["failure"]["what"]
+    assert (far_home / ".local/state/longspan/t/logs/far/ray.log").exists()
+    assert not (deployed.places.logs / "far" / "ray.log").exists()
+    said = json.loads(CliRunner().invoke(doctor_verb, ["--name", "t", "--json"]).stdout)
+    assert said["logs_elsewhere"] == []
+    best = said["findings"][0]
+    assert (best["cause"], best["evidence"][0]["file"]) == (
+        "disk-full",
+        str(deployed.places.fetched / "far" / "ray.log"),
+    )
+    assert best["subject"] == "far"
+    assert "(disk-full, " in _failure(status).remedy
+    assert (deployed.places.logs / "far" / "collected" / "nic-counters.txt").exists()
 
 
 def test_a_checkpoint_that_is_not_there(deployed: Deployed) -> None:

@@ -1,4 +1,4 @@
-"""What an agent says of the interpreter that will run its node's ranks."""
+"""What an agent says of the interpreter that will run its node's ranks, and of the driver."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ import pytest
 from real import executable
 
 from longspan.daemon import functions
-from longspan.daemon.versions import own_versions, versions_of
+from longspan.daemon.versions import driver_version, own_versions, versions_of
 
 
 def test_another_interpreter(tmp_path: Path) -> None:
@@ -36,3 +36,19 @@ def test_an_interpreter_that_cannot_answer(tmp_path: Path) -> None:
     bare = executable(tmp_path / "python", ["echo 'No module named longspan' >&2", "exit 1"])
     with pytest.raises(RuntimeError, match="cannot tell its versions: No module named longspan"):
         versions_of(str(bare))
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5 22:23:56 UTC 2024\nGCC version: 12", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build\n", "570.133.20"),
+        ("something else\n", ""),
+    ],
+)  # fmt: skip
+def test_driver_version(tmp_path: Path, text: str, version: str) -> None:
+    """The open and the closed kernel module's line; anything else is no version, nor is a host without the file."""
+    path = tmp_path / "version"
+    assert driver_version(path) == ""
+    path.write_text(text)
+    assert driver_version(path) == version

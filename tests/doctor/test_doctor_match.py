@@ -59,6 +59,17 @@ HEALTHY: dict[str, list[str]] = {
     "restarted after a crash": up() + serving() + dead(START + 400) + head(START + 500) + connecting(START + 520)
     + assigned(START + 530) + loading(START + 540) + ready(START + 700) + serving(START + 720),
     "an application's Xid": ["Nov 12 09:03:01 gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 43, pid=4411, name=python, Ch 00000008"],
+    "a raylet that is asked to end": [
+        *up(), *serving(), f"2026-{stamp(START + 400)} raylet: Node received SIGTERM; draining before shutdown.",
+        (f"[2026-{stamp(START + 401)},1 E 12 13] (raylet) agent_manager.cc:87: The raylet exited immediately because one Ray agent failed, "
+        "agent_name = dashboard_agent."),
+        "ray.exceptions.ActorDiedError: The actor died because its node has died. the actor's node was terminated expectedly: received SIGTERM",
+    ],
+    "a script that is done": [
+        "INFO 11-12 09:00:00 [llm.py:270] Initializing an LLM engine (v0.11.0) with config: model='m'",
+        "Processed prompts: 100%|##########| 1000/1000 [01:20<00:00, 12.4it/s]",
+        "ERROR 11-12 09:03:00 [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.",
+    ],
     "empty": [],
 }  # fmt: skip
 
@@ -97,6 +108,17 @@ FAULTS: dict[str, tuple[str, list[str]]] = {
                                          *closed(START + 51, range(8)), *wrapped(START + 60)]),
     "stalled": ("collective-hang", up() + serving() + [f"INFO {stamp(START + 300 + 10 * i)} [l.py:1] Engine 000: {QUIET}, Running: 16 reqs" for i in range(20)]
                 + [f"(EngineCore pid=1) INFO {stamp(START + 560 + 60 * i)} [s.py:1] {SHM_WAIT}" for i in range(3)]),
+    "what may have happened is not what happened": ("worker-killed", [
+        *up(), *serving(),
+        ("(raylet, ip=10.0.0.12) A worker died or was killed while executing a task by an unexpected system error. Worker exit detail: Worker "
+        "unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed by the OOM "
+        "killer due to high memory usage, (2) ray stop --force was called"),
+        LOST, *dead(START + 301)]),
+    "an error without a time in another node's log": ("ib-transport-error", [
+        *("node-b: " + line for line in head()), ("node-b: b:1:9 [0] transport/net_ib.cc:1917 NCCL WARN NET/IB: Got completion from peer 10.0.0.11<3> "
+        "with status=12 opcode=0 len=0 vendor err 129"), *up(), *serving(), *closed(START + 301, range(8)), *dead(START + 301)]),
+    "a full disk before a short file": ("disk-full", [
+        *head(), "OSError: [Errno 28] No space left on device", *failed(worker(9, True), START + 50, CORRUPT), *wrapped(START + 60)]),
     "out of memory, then stopped": ("oom-runtime", up() + serving() + failed(worker(2, True), START + 300, OOM, "execute_model")
                                     + dead(START + 301) + stopped(START + 320)),
 }  # fmt: skip

@@ -31,20 +31,34 @@ _LINES = st.lists(st.sampled_from(_EXAMPLES + _NOISE), max_size=25)
 
 def plain(lines: list[str]) -> set[tuple[int, str]]:
     """Every rule tried on every line, the slow way."""
-    entries = [e for e in (*RULES, *MARKS) if e.id not in ("section", "quote") and e.id not in LAZY]
     found = set()
     for number, line in enumerate(lines, 1):
         text = ANSI.sub(b"", line.encode()).decode()
+        low = text.lower()
         found |= {
-            (number, e.id)
-            for e in entries
-            if any(_has(text, w) for w in e.words.split()) and re.search(e.pattern, text)
+            (number, i)
+            for i, words, pattern in _PLAIN
+            if any(_has(low, w) for w in words) and pattern.search(text)
         }
     return found
 
 
-def _has(text: str, word: str) -> bool:
-    return re.search(rf"(?<![a-z0-9_]){re.escape(word)}(?![a-z0-9_])", text.lower()) is not None
+_PLAIN = [
+    (e.id, e.words.split(), re.compile(e.pattern))
+    for e in (*RULES, *MARKS)
+    if e.id not in ("section", "quote") and e.id not in LAZY
+]
+
+
+def _has(low: str, word: str) -> bool:
+    """Whether a word stands in a text as a whole word."""
+    at = low.find(word)
+    while at >= 0:
+        around = low[max(0, at - 1) : at] + low[at + len(word) : at + len(word) + 1]
+        if not re.search(r"[a-z0-9_]", around):
+            return True
+        at = low.find(word, at + 1)
+    return False
 
 
 def scanned(lines: list[str], cuts: list[int]) -> set[tuple[int, str]]:
@@ -163,12 +177,15 @@ def wrapped(shipper: str, line: str) -> str:
 
 
 @pytest.mark.parametrize("shipper", ["docker", "journald", "structured"])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [name for name in FAULTS if "without a time" not in name]
+)  # a record has one
 def test_lines_in_json(name: str, shipper: str) -> None:
     """What a shipper wrapped into JSON leads to the same cause; its own level "info" takes nothing back."""
     cause, lines = FAULTS[name]
     findings = diagnose_lines([wrapped(shipper, line) for line in lines]).findings
     assert findings[0].cause == cause
+    assert findings[0].evidence[0].text in lines
 
 
 def test_several_lines_in_one_record() -> None:

@@ -195,6 +195,19 @@ def test_digests_survive_the_wire() -> None:
     assert copy(config_json="c").identity != copy(config_json="d").identity
 
 
+def test_a_fingerprint_can_be_compared_between_starts() -> None:
+    """Other bytes of a file that was read whole, or another size, change it; the nonce's choice of sampled bytes does not."""
+
+    def copy(nonce: str, *files: FileDigest) -> str:
+        return CheckpointDigest("/m", nonce, files).fingerprint
+
+    whole, sampled = FileDigest("a", 10, "d1", "whole", 10), FileDigest("b", 99, "d2", "sampled", 9)
+    other_places = FileDigest("b", 99, "d3", "sampled", 9)
+    assert copy("n1", whole, sampled) == copy("n2", other_places, whole)
+    assert copy("n1", whole) != copy("n1", FileDigest("a", 10, "d9", "whole", 10))
+    assert copy("n1", sampled) != copy("n1", FileDigest("b", 98, "d2", "sampled", 9))
+
+
 def test_a_node_that_fetches_later_is_compared_with_nothing() -> None:
     """A node whose hub cache is empty is neither missing a copy nor holding another one; the layer names it."""
     files = (FileDigest("model.safetensors", 1, "aa", "whole", 1),)

@@ -28,6 +28,7 @@ from longspan.planner.latency_rows import LATENCY_KEYS, evaluate_latency
 from longspan.planner.links import Path as LinkPath
 from longspan.planner.rows import Row, parse_row, row_facts
 from longspan.planner.simulate import Limits
+from longspan.planner.step_costs import together
 from longspan.workload import Workload, parse_objectives
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "planner"
@@ -198,3 +199,18 @@ def test_measured_points_are_near() -> None:
                 seen.append(abs(value.p50 / float(point[f"silicon_{name}"]) - 1))
     assert sorted(errors["tpot_ms"])[len(errors["tpot_ms"]) // 2] < 0.10
     assert sorted(errors["ttft_ms"])[len(errors["ttft_ms"]) // 2] < 0.20
+
+
+def test_reasons_for_wider_intervals_add_in_squares() -> None:
+    """One reason alone is its factor, two are less than their product, and none changes nothing."""
+    assert together(1.0) == 1.0
+    assert together(2.5, 1.0) == pytest.approx(2.5)
+    assert 2.5 < together(2.5, 1.8) < 2.5 * 1.8
+
+
+def test_inverse_quantities_have_inverse_intervals() -> None:
+    """Tokens a second of one user are one over the time per token, and so are their bounds."""
+    tpot = with_interval(0.02, "tpot", engine(), "s")
+    speed = with_interval(50.0, "user_speed", engine(), "tokens/s")
+    assert speed.p10 == pytest.approx(1 / tpot.p90)
+    assert speed.p90 == pytest.approx(1 / tpot.p10)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longspan.cluster.catalog import require_gpu
 from longspan.model.facts import ModelFacts
 from longspan.model.fetch import builtin_names, load_builtin
 from longspan.model.requantise import stored_as
@@ -154,3 +155,23 @@ def test_eager_has_no_graphs() -> None:
     """--enforce-eager keeps nothing for CUDA graphs."""
     result = receipt(builtin("Qwen/Qwen3-8B"), Layout(), H100, replace(V019, eager=True))
     assert result.ranks[0].cuda_graph_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "concurrency"), [(Layout(8, ep=True), 20.43), (Layout(1, 1, 8, ep=True), 156.9 / 8)]
+)
+def test_deepseek_v4_on_b200_is_met(layout: Layout, concurrency: float) -> None:
+    """vllm-project/recipes#762 (0.25.0, eight B200, a million tokens, utilisation 0.95): requests at once as the log says."""
+    gpu = require_gpu("B200")
+    settings = EngineSettings(
+        version=(0, 25, 0),
+        utilisation=0.95,
+        max_model_len=1048576,
+        kv_dtype="fp8",
+        max_num_batched_tokens=8192,
+        max_num_seqs=256,
+    )
+    facts = load_builtin("deepseek-ai/DeepSeek-V4-Flash")
+    assert facts is not None
+    found = receipt(facts, layout, GpuMemory(gpu.name, gpu.memory_bytes), settings)
+    assert found.max_concurrency == pytest.approx(concurrency, rel=0.005)

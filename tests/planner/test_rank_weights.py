@@ -61,9 +61,14 @@ def test_ranks_together_hold_at_least_the_model(name: str, tp: int, pp: int) -> 
     facts, layout = builtin(name), Layout(tp=tp, pp=pp)
     if check(facts, layout) is not None:
         return
-    whole = sum(p.size_bytes for p in rank_weights(facts, Layout(), 0) if p.name != "rotary tables")
-    split = tp * sum(total(facts, layout, stage) for stage in range(pp)) * GIB
-    assert split >= whole * 0.999
+
+    def stored(layout: Layout, stage: int) -> float:
+        # Tables are the same on every rank, and what the allocator rounds up depends on each tensor's size.
+        parts = rank_weights(facts, layout, stage)
+        return sum(p.size_bytes for p in parts if p.name not in {"rotary tables", "allocator rounding"})
+
+    whole = stored(Layout(), 0)
+    assert tp * sum(stored(layout, stage) for stage in range(pp)) >= whole * 0.999
 
 
 @given(st.sampled_from(builtin_names()), st.sampled_from([(1, 2), (2, 4), (4, 8)]))

@@ -11,7 +11,7 @@ from longspan.cluster.inventory_file import parse_shorthand
 from longspan.model.facts import ModelFacts
 from longspan.model.fetch import load_model
 from longspan.plan import Layout
-from longspan.planner.assemble import fill, plan_of
+from longspan.planner.assemble import fill, plan_of, settle
 from longspan.planner.commands import commands, picture, rank_words
 from longspan.planner.engine import EngineSettings, GpuMemory
 from longspan.planner.explain import document, lines
@@ -20,10 +20,10 @@ from longspan.planner.options import Answer, Question
 from longspan.planner.partition import best_partition
 from longspan.planner.plan_file import parse_plan, to_toml
 from longspan.planner.search import search
-from longspan.planner.verdicts import verdicts, why_obvious_lost
+from longspan.planner.verdicts import crossing, verdicts, why_obvious_lost
 from longspan.planner.whatifs import what_ifs
 from longspan.units import GIB
-from longspan.workload import Workload, parse_objectives
+from longspan.workload import Arrival, Workload, parse_objectives
 
 
 def model(name: str) -> ModelFacts:
@@ -101,6 +101,50 @@ def test_objectives_choose_the_cheapest_plan() -> None:
     assert many is not None
     assert few.gpus == 1
     assert many.gpus > few.gpus
+
+
+def test_the_cheapest_plan_says_its_highest_rate_and_what_would_be_cheaper() -> None:
+    """At least the stated rate holds, and what-ifs speak of GPUs: tokens per second are those of the load, whatever is bought."""
+    objectives = parse_objectives("ttft_p95=1s,tpot_p95=30ms")
+    workload = Workload(requests_per_second=20, objectives=objectives)
+    found = ask(SMALL, "8xH100", workload=workload, goal="cost")
+    assert found.best is not None
+    assert found.best.held_requests_per_second is not None
+    assert found.best.held_requests_per_second >= 20
+    changes = {one.name: one for one in what_ifs(found)}
+    assert "throughput" not in changes["fp8-weights"].text
+    assert 1 <= changes["fp8-weights"].gain <= 8
+    assert "one-node-more" not in changes
+
+
+def test_a_trace_is_said_with_its_own_rate() -> None:
+    """The verdict names the trace's requests per second."""
+    trace = tuple(Arrival(number / 4, 500, 100) for number in range(200))
+    workload = Workload(500, 100, trace=trace, objectives=parse_objectives("ttft_p95=2s"))
+    found = ask(SMALL, "2xH100", workload=workload, goal="cost")
+    assert "holds at 4 requests/s on 1 GPU" in verdicts(found)[-1]
+
+
+def test_the_receipt_is_that_of_the_served_length() -> None:
+    """Work areas that grow with `--max-model-len` are counted for the length that the command says."""
+    found = ask(model("deepseek-ai/DeepSeek-V3.2"), "8xH200")
+    assert found.best is not None
+    plan = plan_of(found, (found.best,), "m")
+    served = settle(found.question, found.best)
+    assert plan.replicas[0].max_model_len == served.receipt.max_model_len > 8192
+    assert served.receipt.largest_max_model_len >= served.receipt.max_model_len
+    assert served.receipt.ranks[0].activation_bytes > found.best.receipt.ranks[0].activation_bytes
+
+
+def test_a_group_over_nodes_says_what_it_costs() -> None:
+    """If the plan is TP over the network, the milliseconds of it stand in the first lines."""
+    found = ask(LARGE, "2x4xH100", "ib:400x8")
+    wide = next(option for option in found.options if option.layout == Layout(8))
+    text = " ".join(crossing(replace(found, options=(wide,)), wide))
+    assert "spans 2 nodes" in text
+    assert "ms of every token" in text
+    inside = next(option for option in found.options if option.layout == Layout(4, 2))
+    assert crossing(found, inside) == []
 
 
 def test_objectives_without_a_rate_give_the_highest_rate() -> None:
@@ -204,6 +248,30 @@ def test_the_document_has_everything() -> None:
     assert "node0 |" in text
     assert "vllm serve org/model" in text
     assert picture(plan, found.question.cluster)[1].startswith("node1")
+
+
+def test_a_model_with_its_own_draft_layers_is_told_so() -> None:
+    """MTP layers in the checkpoint are the draft to try first; a model without them is shown EAGLE."""
+    names = {one.name for one in what_ifs(ask(model("deepseek-ai/DeepSeek-V3"), "8xH200"))}
+    assert "speculative-MTP" in names
+    assert "speculative-EAGLE" not in names
+    assert "speculative-EAGLE" in {one.name for one in what_ifs(ask(SMALL, "1xH100"))}
+
+
+def test_what_would_make_it_fit_is_said() -> None:
+    """Where nothing fits at the wanted length, the change and the length at which it does are named."""
+    found = ask(model("Qwen/Qwen3-32B"), "1xRTX-4090")
+    assert found.best is None
+    page = document(found, (), None, what_ifs(found))
+    assert "What would make it fit: INT4 weights and --max-model-len" in page["verdict"][-1]
+
+
+def test_the_first_idea_of_a_mixed_cluster() -> None:
+    """TP over different GPUs is refused in vLLM's words, or by what it wastes where it would start."""
+    six = why_obvious_lost(ask(LARGE, "2xA100-PCIe-80GB+4xRTX-4090"))
+    assert "must be divisible by tensor parallel size (6)" in six
+    four = why_obvious_lost(ask(SMALL, "2xA100-PCIe-80GB+2xRTX-4090"))
+    assert "no more than a RTX-4090 can" in four
 
 
 def test_no_gpus_no_plan() -> None:

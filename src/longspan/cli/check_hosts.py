@@ -1,5 +1,6 @@
 """How a pre-flight gets to a node that is no plain host: through a Ray that runs, or into its container."""
 
+import json
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,12 +31,18 @@ class RayHost:
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
     ) -> Completed:
-        """Nothing but a conversation is carried.
+        """See `Host.run`: a task of that Ray, whose own end is waited for up to a minute.
 
         Raises:
-            HostError: always.
+            HostError: also where the command itself failed.
         """
-        raise HostError(f"{self.name} is only reached for a conversation.")
+        wanted = {"address": self.address, "argv": list(argv), "env": dict(env or {}), "stdin": stdin or ""}
+        program = [sys.executable, "-m", "longspan.launch.ray_join", "run", self.ray_address]
+        done = LocalHost(self.name).run(program, timeout_seconds=timeout_seconds, stdin=json.dumps(wanted))
+        if done.returncode != 0:
+            reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+            raise HostError(f"{self.name} is not reached through Ray: {reason[0]}")
+        return done
 
     def open(self, argv: Sequence[str]) -> Conversation:
         """See `Host.open`."""

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from longspan.cli.check_hosts import RayHost
 from longspan.daemon.places import Places, logs_elsewhere
+from longspan.daemon.reach import host_of
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor.collect import diagnose
 from longspan.doctor.fetch import fetch_logs
@@ -14,7 +16,7 @@ from longspan.doctor.match import Diagnosis
 from longspan.doctor.stacks import Collected, judge
 from longspan.doctor.standing import as_context, judged, rank_states, standing
 from longspan.finding import Finding
-from longspan.host import Host, SshHost
+from longspan.host import Host
 
 # A cause in the logs that is at least so sure explains what the survivors were waiting for.
 EXPLAINED = 0.5
@@ -44,27 +46,31 @@ def _is_here(node: NodeSpec, logs: Path) -> bool:
         return False
 
 
-def read(places: Places, spec: DeploymentSpec, hosts: Mapping[str, Host] | None = None) -> Left:
-    """Reads all logs; those of nodes that are reached by ssh are fetched first.
+def _where(node: NodeSpec, places: Places, spec: DeploymentSpec) -> tuple[Host, str] | None:
+    """The door to a node whose logs are not here, and where they lie behind it; None for a node of this machine that has
+    not written anything yet."""
+    if node.is_here and node.container is None and spec.ray_address is None:
+        return None
+    if node.is_here and spec.ray_address is not None:
+        return RayHost(node.name, node.address, spec.ray_address), str(places.logs / node.name)
+    below_home = node.ssh is not None or node.container is not None
+    folder = logs_elsewhere(spec.name, node.name) if below_home else str(places.logs / node.name)
+    return host_of(node), folder
 
-    Args:
-        hosts: node -> how it is reached, in place of ssh.
+
+def read(places: Places, spec: DeploymentSpec) -> Left:
+    """Reads all logs; those of nodes on other machines are fetched first: over ssh, by a job step or through Ray.
 
     Raises:
         LogUnreadableError: the logs here may not be read.
     """
     far = [node for node in spec.used_nodes() if not _is_here(node, places.logs)]
-    reach = hosts or {node.name: SshHost(node.name, node.ssh) for node in far if node.ssh is not None}
-    wanted = [(reach[node.name], logs_elsewhere(spec.name, node.name)) for node in far if node.name in reach]
-    failed = fetch_logs(wanted, places.fetched)
-    nowhere = {node.name: "it is reached through Ray only" for node in far if node.name not in reach}
-    if spec.ray_address is None:
-        nowhere = {}  # a node of this machine that has not written anything yet
+    missing = fetch_logs([w for node in far if (w := _where(node, places, spec))], places.fetched)
     collected = tuple(kept(places.logs))
     paths = (places.logs, places.fetched) if places.fetched.is_dir() else (places.logs,)
     nodes = {base / node.name: node.name for node in spec.used_nodes() for base in paths}
     diagnosis = diagnose(paths, kernel_lines(collected), nodes)
-    return Left(diagnosis, paths, collected, {**failed, **nowhere})
+    return Left(diagnosis, paths, collected, missing)
 
 
 def with_survivors(left: Left, status: Mapping[str, Any]) -> Diagnosis:

@@ -27,12 +27,22 @@ def probe_ray(address: str) -> list[dict[str, Any]]:
     """The live nodes of a running Ray, head first.
 
     Raises:
-        RayError: it cannot be joined, with Ray's own reason (another version, wrong token, nobody there).
+        RayError: see `ask_ray`.
+    """
+    nodes: list[dict[str, Any]] = ask_ray("probe", address)["nodes"]
+    return sorted(nodes, key=lambda node: (not node["head"], node["address"]))
+
+
+def ask_ray(verb: str, address: str, wanted: str = "") -> dict[str, Any]:
+    """What `launch.ray_join` answers to `probe` or `ask`, in a process of its own; `wanted` is its standard input.
+
+    Raises:
+        RayError: the cluster cannot be joined, with Ray's own reason (another version, wrong token, nobody there).
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "longspan.launch.ray_join", "probe", address],
-            capture_output=True, text=True, timeout=120, check=False,
+            [sys.executable, "-m", "longspan.launch.ray_join", verb, address],
+            input=wanted, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise RayError(
@@ -40,8 +50,8 @@ def probe_ray(address: str) -> list[dict[str, Any]]:
             "`ray status` on its head shows whether it runs.",
         ) from error
     if done.returncode == 0:
-        nodes: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["nodes"]
-        return sorted(nodes, key=lambda node: (not node["head"], node["address"]))
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     mismatch = [
         line
@@ -52,6 +62,6 @@ def probe_ray(address: str) -> list[dict[str, Any]]:
     remedy = (
         "Install the same Ray and Python on this machine as the cluster has."
         if mismatch
-        else "Run `up` on a machine of that cluster, with its RAY_AUTH_TOKEN_PATH if it uses tokens; `ray status` shows it."
+        else "Run this on a machine of that cluster, with its RAY_AUTH_TOKEN_PATH if it uses tokens; `ray status` shows it."
     )
     raise RayError(f"The Ray cluster at {address} cannot be joined: {reason}", remedy)

@@ -52,8 +52,8 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--probe",
     "probe",
-    metavar="HOSTS",
-    help="Ask these hosts (ssh, comma-separated) and print the inventory.",
+    metavar="HOSTS|ray[:ADDRESS]",
+    help="Ask these hosts (ssh, comma-separated), or the nodes of a running Ray, and print the inventory.",
 )
 @click.option("--quick", is_flag=True, help="Leave out the what-ifs.")
 @click.option("--rows", type=_FILE, help="Evaluate the layouts of a CSV file instead of searching.")

@@ -88,16 +88,24 @@ def evaluate_rows(
     calibration: Calibration = DEFAULT,
     latency: Latency | None = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Evaluates every row.
+    """Evaluates every row; one that cannot be read costs its own answer only.
 
     Returns:
         Values by row_id and key (numbers, or objects with p10, p50 and p90, or None where there is no basis), and the models
-        that could not be had with the reason.
+        and rows that could not be had or read, with the reason.
     """
     models = Models(configs, offline)
     answers: dict[str, dict[str, Any]] = {}
-    for raw in rows:
-        row = parse_row(raw)
+    problems: dict[str, str] = {}
+    for number, raw in enumerate(rows, 1):
+        name = (raw.get("row_id") or "").strip()
+        try:
+            row = parse_row(raw)
+        except InputError as error:
+            problems[name or f"row number {number}"] = str(error)
+            if name:
+                answers[name] = {}
+            continue
         facts = models.get(row)
         if facts is None:
             answers[row.row_id] = {}
@@ -110,7 +118,7 @@ def evaluate_rows(
             for key, value in latency(row, facts, gpu).items():
                 answer[key] = _scaled(value, getattr(correction, _SCALED[key]) if key in _SCALED else 1.0)
         answers[row.row_id] = answer
-    return answers, models.problems
+    return answers, {**models.problems, **problems}
 
 
 def _scaled(value: Any, factor: float) -> Any:
@@ -138,6 +146,8 @@ def calibrate_rows(
     answers, problems = evaluate_rows(rows, configs, offline, DEFAULT, latency)
     measured = []
     for raw in rows:
+        if not answers.get((raw.get("row_id") or "").strip()):
+            continue
         row = parse_row(raw)
         gpu = find_gpu(row.gpu) if row.gpu else None
         if row.quantity not in QUANTITIES or gpu is None:

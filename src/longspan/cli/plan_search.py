@@ -1,8 +1,11 @@
 """The search side of `longspan plan`: question in, plan out."""
 
 import json
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,10 +18,11 @@ from longspan.model.requantise import stored_as
 from longspan.plan import Plan
 from longspan.planner.assemble import fill, plan_of
 from longspan.planner.engine import EngineSettings
-from longspan.planner.explain import document, lines
+from longspan.planner.explain import document, fit, lines
 from longspan.planner.options import Option, Question
 from longspan.planner.plan_file import to_toml
 from longspan.planner.search import search
+from longspan.planner.verdicts import nothing_fits
 from longspan.planner.versions import LATEST, parse_version
 from longspan.planner.whatifs import what_ifs
 from longspan.workload import Workload, parse_objectives, parse_trace
@@ -128,6 +132,13 @@ def question_of(wish: Wish) -> Question:
 _WAYS_OUT = "Try quantised weights (--dtype fp8 or int4), a shorter --max-model-len, or more GPUs."
 
 
+def for_people(found: dict[str, Any]) -> list[str]:
+    """The lines, wrapped on a terminal; in a pipe each stays one line, so that it can be searched."""
+    if not sys.stdout.isatty():
+        return lines(found)
+    return fit(lines(found), max(shutil.get_terminal_size().columns, 60))
+
+
 def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
     """Plans, prints, and saves where asked.
 
@@ -144,9 +155,9 @@ def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
     changes = [] if wish.quick else what_ifs(answer)
     found = document(answer, options, plan, changes)
     if plan is None:
-        error = NoPlanError(found["verdict"][-1], _WAYS_OUT)
+        error = NoPlanError(nothing_fits(answer), _WAYS_OUT)
         if not as_json:
-            click.echo("\n".join(lines(found)))
+            click.echo("\n".join(for_people(found)))
             raise error
         # The document is the one thing on stdout, so the error goes into it.
         found["error"] = {
@@ -155,7 +166,7 @@ def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
         click.echo(json.dumps(found))
         click.echo(f"error: {error}", err=True)
         click.get_current_context().exit(error.exit_code)
-    click.echo(json.dumps(found) if as_json else "\n".join(lines(found)))
+    click.echo(json.dumps(found) if as_json else "\n".join(for_people(found)))
     if save is not None:
         save.write_text(to_toml(plan), encoding="utf-8")
         click.echo(f"Saved to {save}", err=True)

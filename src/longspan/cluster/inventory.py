@@ -135,7 +135,8 @@ def describe(cluster: Cluster) -> str:
         f"{count} x ({text})" if len(groups) > 1 or count > 1 else text for text, count in groups.items()
     ]
     plural = "node" if len(cluster.nodes) == 1 else "nodes"
-    return f"{len(cluster.nodes)} {plural}, {cluster.gpu_count} GPUs: {' + '.join(parts)}"
+    gpus = "GPU" if cluster.gpu_count == 1 else "GPUs"
+    return f"{len(cluster.nodes)} {plural}, {cluster.gpu_count} {gpus}: {' + '.join(parts)}"
 
 
 def default_link(gpu_type: GpuType) -> Link:

@@ -166,3 +166,17 @@ def parse_ibstat(text: str) -> list[Port]:
             fields[match[1].strip()] = match[2].strip()
     close()
     return found
+
+
+def parse_sysfs_ports(text: str) -> list[Port]:
+    """Reads lines of "device|port|state|rate|link layer" as /sys/class/infiniband words them: for hosts without `ibstat`.
+
+    A line is "mlx5_0|1|4: ACTIVE|400 Gb/sec (4X NDR)|InfiniBand".
+    """
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"([^|]+)\|(\d+)\|([^|]*)\|(\d+(?:\.\d+)?)? ?[^|]*\|(\S*)", line)
+        if match:
+            rate = float(match[4]) * 1e9 if match[4] else 0.0
+            found.append(Port(match[1], int(match[2]), match[3].endswith("ACTIVE"), rate, match[5]))
+    return found

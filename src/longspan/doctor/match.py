@@ -18,7 +18,7 @@ from longspan.finding import Evidence, Finding, Severity
 # How far a kind of text is trusted beside the rule's own weight.
 TRUST = {"root": 1.0, "symptom": 0.85, "wait": 0.8, "generic": 0.6, "wrapper": 0.0}
 SURFACE_PENALTY = 0.15
-LATER_PENALTY = 0.03
+LATER_PENALTY = 0.05
 # Causes that a restart meets because of what failed before it.
 FOLLOW_UPS = frozenset(
     {
@@ -167,7 +167,7 @@ def _weighed(candidates: list[_Candidate]) -> list[_Candidate]:
     roots = sorted((c for c in candidates if c.root), key=lambda c: c.first)
     deep = any(not CAUSES[c.cause].surface for c in roots)
     for place, candidate in enumerate(roots):
-        candidate.score -= min(LATER_PENALTY * place, 0.12)
+        candidate.score -= min(LATER_PENALTY * place, 0.15)
         if deep and CAUSES[candidate.cause].surface:
             candidate.score -= SURFACE_PENALTY
         if _followed_up(candidate, candidates):

@@ -8,6 +8,8 @@ _TEXT = ("log", "message", "msg", "MESSAGE", "textPayload", "line", "text", "bod
 _TIME = ("time", "timestamp", "@timestamp", "ts", "asctime", "receiveTimestamp")
 _HOST = ("_HOSTNAME", "host_name", "hostname", "host", "node", "node_name", "nodeName")
 RECORD_LIMIT_BYTES = 256 << 10
+# Between what a record says of its line and the line itself.
+HEAD_ENDS = "\x1f"
 
 
 def _first(record: Mapping[str, Any], keys: tuple[str, ...]) -> str:
@@ -33,5 +35,6 @@ def unwrapped(line: bytes) -> bytes:
     time, host, level = _first(record, _TIME), _first(record, _HOST), _first(record, ("levelname",))
     head = f"{time} {host} log: " if time and host and " " not in host else f"{time} " if time else ""
     # A record with several lines stays one line of the file: the scanner tells its parts apart by the carriage return.
-    parts = [f"{head}{level + ' ' if level else ''}{part}" for part in text.split("\n")]
+    head += f"{level} " if level else ""
+    parts = [f"{head}{HEAD_ENDS}{part}" if head else part for part in text.split("\n")]
     return "\r".join(parts).encode()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
-from longspan.doctor.records import unwrapped
+from longspan.doctor.records import HEAD_ENDS, unwrapped
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
@@ -151,16 +151,14 @@ class Scanner:
         if block.startswith(b'{"') or b'\n{"' in block:
             lines = [unwrapped(raw) for raw in lines]
             block = b"\n".join(lines)
-        shapes = self._shapes
         later: dict[bytes, deque[int]] = {}  # shape of a lazy line -> its last indices in this block
         self._direction(lines, line)
         start, section_box = self._order - line, [section]
-        for i, shape in enumerate(block.translate(None, DIGITS).split(b"\n")[: len(lines)]):
-            wanted = shapes.get(shape)
-            if wanted is None:
-                wanted = self._new_shape(shape, lines[i])
-            if not wanted:
-                continue
+        shapes = block.translate(None, DIGITS).split(b"\n")[: len(lines)]
+        telling = self._telling(shapes, lines)
+        for i in [i for i, shape in enumerate(shapes) if shape in telling] if telling else ():
+            shape = shapes[i]
+            wanted = telling[shape]
             if shape in later:
                 later[shape].append(i)
                 continue
@@ -175,20 +173,33 @@ class Scanner:
             self._examine(name, lines, i, line, start, wanted, section_box, clock)
         last = ((i, shape) for shape, indices in later.items() for i in indices)
         for i, shape in sorted(last):
-            self._examine(name, lines, i, line, start, shapes.get(shape, ()), section_box, clock)
+            self._examine(name, lines, i, line, start, telling[shape], section_box, clock)
         self._order += len(lines)
         self._lines += len(lines)
         return line + len(lines), section_box[0]
+
+    def _telling(self, shapes: list[bytes], lines: list[bytes]) -> dict[bytes, tuple[int, ...]]:
+        """The shapes of a block that some rule may match, with those rules. Each shape costs one look-up, however many lines
+        have it: what a healthy server writes is told apart at the speed of the interpreter's own loops."""
+        first = dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True))
+        telling = {}
+        for shape, i in first.items():
+            wanted = self._shapes.get(shape)
+            if wanted is None:
+                wanted = self._new_shape(shape, lines[i])
+            if wanted:
+                telling[shape] = wanted
+        return telling
 
     def _new_shape(self, shape: bytes, text: bytes) -> tuple[int, ...]:
         text, opened = unquoted(text[:TEXT_LIMIT])
         found = self._keys.intersection(text.translate(WORD_BYTES).split())
         wanted: tuple[int, ...] = (self._quote,) if opened else ()
         if found and not opened:
-            decoded = text.decode("utf-8", "replace")
+            decoded = text.decode("utf-8", "replace").rpartition(HEAD_ENDS)[2]
             numbers = {number for word in found for number in self._index[word]}
             wanted = tuple(sorted(n for n in numbers if self._table[n].possible(decoded)))
-            if b"\r" in text and not wanted:
+            if b"\r" in text and (not wanted or HEAD_ENDS.encode() in text):
                 wanted = tuple(sorted(numbers))
         if len(shape) <= 4096:
             if len(self._shapes) >= SHAPES_LIMIT:
@@ -221,7 +232,8 @@ class Scanner:
     ) -> None:
         whole = lines[i][:TEXT_LIMIT].decode("utf-8", "replace")
         number = line + i + 1
-        for text in whole.split("\r") if "\r" in whole else (whole,):
+        for part in whole.split("\r") if "\r" in whole else (whole,):
+            front, _, text = part.rpartition(HEAD_ENDS)
             head: Head | None = None
             quoted: re.Match[str] | None = None
             for index in wanted:
@@ -231,7 +243,7 @@ class Scanner:
                     continue
                 if head is None:
                     quoted = QUOTED.search(text)
-                    head = parse_head(text)
+                    head = parse_head(front + text)
                     if head.time_seconds is None:
                         clock.look_back(lines, i, line)
                     else:
@@ -271,17 +283,19 @@ class Scanner:
 class _Clock:
     """The time of the latest line that had one; a traceback's own lines carry none."""
 
-    __slots__ = ("line", "node", "time_seconds")
+    __slots__ = ("line", "node", "searched", "time_seconds")
 
     def __init__(self) -> None:
         self.time_seconds: float | None = None
         self.line = 0
         self.node = ""
+        self.searched = 0  # up to this line there is no time after `line`
 
     def look_back(self, lines: list[bytes], i: int, line: int) -> None:
         """Looks for a nearer time in the lines just above."""
+        known, self.searched = max(self.line, self.searched), line + i
         for j in range(i - 1, max(-1, i - 40), -1):
-            if line + j + 1 <= self.line:
+            if line + j + 1 <= known:
                 return
             text = lines[j][:300].decode("utf-8", "replace")
             time = parse_time(text)

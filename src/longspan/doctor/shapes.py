@@ -77,9 +77,10 @@ _QUOTE_BEGINS = re.compile(
 
 def unquoted(text: bytes) -> tuple[bytes, bool]:
     """The part of a line before a user's own words, and whether those go on in the next line."""
-    if b"rompt" not in text and b"content" not in text and b"eceived request" not in text:
-        return text, False
-    begin = _QUOTE_BEGINS.search(text)
+    begin = None
+    if b"rompt" in text or b"content" in text:
+        at = min(found for word in (b"rompt", b"content") if (found := text.find(word)) >= 0)
+        begin = _QUOTE_BEGINS.search(text, max(0, at - 2))
     if begin is None:
         at = text.find(b"eceived request")
         return (text[: at - 1], False) if at > 0 else (text, False)

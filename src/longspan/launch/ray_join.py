@@ -1,9 +1,9 @@
 """Speaks to a Ray cluster that somebody else started: who is in it, and one task per node that starts or sweeps.
 
-A program of its own, because it imports Ray: `ray_join probe ADDRESS` prints the nodes as JSON; `ray_join run ADDRESS`
-reads {"address", "argv", "env", "stdin"} and runs that on that node, such as our agent's program; `ray_join talk ADDRESS
-NODE ARGV…` runs a program on that node and carries lines to and fro. All must run on a machine of the cluster, as every
-Ray driver must.
+A program of its own, because it imports Ray: `ray_join probe ADDRESS` prints the nodes as JSON; `ray_join ask ADDRESS`
+reads {"commands": [argv, ...]} and adds what they print on each node; `ray_join run ADDRESS` reads {"address", "argv",
+"env", "stdin"} and runs that on that node, such as our agent's program; `ray_join talk ADDRESS NODE ARGV…` runs a program
+on that node and carries lines to and fro. All must run on a machine of the cluster, as every Ray driver must.
 """
 
 import json
@@ -58,7 +58,7 @@ def run(argv: list[str], more_env: dict[str, str], stdin: str) -> str:
     )
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace").strip()[-400:])
-    return done.stdout.decode()
+    return done.stdout.decode(errors="replace")
 
 
 class Talker:
@@ -117,14 +117,51 @@ def talk(node_id: str, argv: list[str]) -> int:
     return 0
 
 
+# How long one command of `ask` may take, and a node for all of them.
+_COMMAND_SECONDS, _NODE_SECONDS = 20, 90
+
+
+def answers(commands: list[list[str]], seconds: float) -> list[tuple[int, str, str] | None]:
+    """Runs on the node, which need not have Longspan: status, stdout and stderr of each command; None where it cannot run."""
+    found: list[tuple[int, str, str] | None] = []
+    for argv in commands:
+        try:
+            done = subprocess.run(argv, capture_output=True, timeout=seconds, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            found.append(None)
+            continue
+        out, err = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+        found.append((done.returncode, out, err))
+    return found
+
+
+def ask(found: list[dict[str, Any]], commands: list[list[str]]) -> None:
+    """Adds `answers` to every node, from one task pinned to each; `error` where the task did not come back."""
+    tasks = []
+    for node in found:
+        strategy = NodeAffinitySchedulingStrategy(node_id=node["id"], soft=False)
+        remote = ray.remote(num_cpus=0, max_retries=0)(answers).options(scheduling_strategy=strategy)
+        tasks.append(remote.remote(commands, _COMMAND_SECONDS))
+    ray.wait(tasks, num_returns=len(tasks), timeout=_NODE_SECONDS)
+    for node, task in zip(found, tasks, strict=True):
+        try:
+            node["answers"] = ray.get(task, timeout=0.1)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            node["error"] = lines[-1]
+
+
 def main(arguments: list[str]) -> None:
     """See the module's text."""
     verb, address, *rest = arguments
-    wanted = json.load(sys.stdin) if verb == "run" else {}
+    wanted = json.load(sys.stdin) if verb in ("run", "ask") else {}
     connect(address)
     found = nodes()
-    if verb == "probe":
-        print(json.dumps({"version": ray.__version__, "nodes": found}))
+    if verb == "ask":
+        ask(found, wanted["commands"])
+    if verb in ("probe", "ask"):
+        joined = ray.get_runtime_context().gcs_address
+        print(json.dumps({"version": ray.__version__, "address": joined, "nodes": found}))
         return
     if verb == "talk":
         sys.exit(talk(next(node["id"] for node in found if node["address"] == rest[0]), rest[1:]))

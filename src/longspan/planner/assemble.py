@@ -8,7 +8,7 @@ from longspan.planner.commands import node_environment
 from longspan.planner.latency import with_interval
 from longspan.planner.layout import places
 from longspan.planner.options import Answer, Option, Question
-from longspan.planner.search import search
+from longspan.planner.search import receipt_at, search
 from longspan.planner.versions import format_version
 
 _FILLS = 3
@@ -49,6 +49,7 @@ def plan_of(answer: Answer, options: tuple[Option, ...], model: str) -> Plan:
     """The plan that these options make together."""
     question = answer.question
     replicas: list[Replica] = []
+    options = tuple(settle(question, option) for option in options)
     for option in options:
         for group in option.groups:
             replicas.append(_replica(question, option, places(group), len(replicas)))
@@ -87,19 +88,28 @@ def _replica(question: Question, option: Option, where: tuple[Place, ...], numbe
         layout=layout,
         places=where,
         executor="uni" if layout.gpus == 1 else "mp" if one_node else question.executor,
-        max_model_len=served_length(question, option),
+        max_model_len=option.receipt.max_model_len,
         max_num_seqs=settings.max_num_seqs or 0,
         arguments=tuple(arguments),
         environment=tuple(environment),
     )
 
 
-def served_length(question: Question, option: Option) -> int:
-    """`--max-model-len`: as stated, else the model's own limit where the cache holds it, else the longest that fits."""
-    if question.settings.max_model_len:
-        return question.settings.max_model_len
-    longest = option.receipt.largest_max_model_len
-    return longest if longest >= question.facts.max_position else max(longest // 1024 * 1024, 1024)
+def settle(question: Question, option: Option) -> Option:
+    """The option with the receipt of the `--max-model-len` that it will be served with.
+
+    That is the stated length, else the model's own limit where the cache holds it, else the longest that fits, in steps of 1024;
+    a longer one takes work areas of its own, so it is tried until it holds itself.
+    """
+    facts, stated = question.facts, question.settings.max_model_len
+    length = stated or option.receipt.largest_max_model_len
+    while True:
+        if not stated and length < facts.max_position:
+            length = max(length // 1024 * 1024, 1024)
+        found = receipt_at(question, option, length)
+        if stated or length <= 1024 or found.largest_max_model_len >= length:
+            return replace(option, receipt=found)
+        length = min(found.largest_max_model_len, length - 1024)
 
 
 def estimates(options: tuple[Option, ...]) -> dict[str, Estimate]:
@@ -115,7 +125,7 @@ def estimates(options: tuple[Option, ...]) -> dict[str, Estimate]:
         for name, value, quantity in (
             ("ttft_p50_seconds", seen.ttft.at(50), "ttft"), ("ttft_p95_seconds", seen.ttft.at(95), "ttft"),
             ("ttft_p99_seconds", seen.ttft.at(99), "ttft"), ("tpot_p95_seconds", seen.tpot.at(95), "tpot"),
-            ("e2e_p95_seconds", seen.e2e.at(95), "throughput"),
+            ("e2e_p95_seconds", seen.e2e.at(95), "e2e"),
         ):  # fmt: skip
             found[name] = with_interval(value, quantity, first.engine, "s")
     if first.held_requests_per_second is not None:

@@ -1,16 +1,19 @@
 """The answer for people and for machines: one document that `--json` prints, and the lines made from it."""
 
+from textwrap import wrap
 from typing import Any
 
 from longspan.cluster.inventory import describe
 from longspan.plan import Estimate, MemoryBudget, Plan, Receipt
+from longspan.planner.assemble import settle
 from longspan.planner.commands import commands, picture
 from longspan.planner.options import Answer, Option
 from longspan.planner.verdicts import verdicts, why_lost, why_obvious_lost
-from longspan.planner.whatifs import WhatIf
+from longspan.planner.whatifs import WhatIf, better_buy
 from longspan.units import GIB
 
 ALTERNATIVES = 3
+_COMMANDS = 12
 
 
 def document(
@@ -23,7 +26,7 @@ def document(
         "model": plan.model if plan else question.facts.name,
         "cluster": describe(question.cluster),
         "workload": workload_json(answer),
-        "verdict": verdicts(answer),
+        "verdict": [*verdicts(answer), *filter(None, [better_buy(changes, best)])],
         "plan": None,
         "alternatives": [],
         "obvious": why_obvious_lost(answer),
@@ -34,7 +37,9 @@ def document(
         return found
     found["plan"] = plan_json(answer, options, plan)
     others = [option for option in answer.options[1:] if option.statistics is not None][:ALTERNATIVES]
-    found["alternatives"] = [{**option_json(option), "why_not": why_lost(option, best)} for option in others]
+    found["alternatives"] = [
+        {**option_json(option), "why_not": why_lost(option, best, question)} for option in others
+    ]
     return found
 
 
@@ -59,7 +64,7 @@ def plan_json(answer: Answer, options: tuple[Option, ...], plan: Plan) -> dict[s
         "layout": " + ".join(str(option) for option in options),
         "gpus": plan.gpu_count,
         "vllm_version": plan.vllm_version,
-        "parts": [option_json(option) for option in options],
+        "parts": [option_json(settle(answer.question, option)) for option in options],
         "replicas": [
             {
                 "name": replica.name,
@@ -102,6 +107,7 @@ def receipt_json(receipt: Receipt) -> dict[str, Any]:
         "ranks": [budget_json(rank) for rank in receipt.ranks],
         "binding_stage": receipt.binding,
         "kv_tokens": receipt.kv_tokens,
+        "max_model_len": receipt.max_model_len,
         "max_concurrency": round(receipt.max_concurrency, 2),
         "largest_max_model_len": receipt.largest_max_model_len,
         "estimates": {name: estimate_json(value) for name, value in receipt.estimates.items()},
@@ -156,6 +162,42 @@ def receipt_lines(rank: dict[str, Any], stages: int) -> list[str]:
     ]
 
 
+def part_lines(receipt: dict[str, Any]) -> list[str]:
+    """The receipt of one part of the plan: its distinct stages, and what the engine will log."""
+    ranks, binds = receipt["ranks"], receipt["binding_stage"]
+    shown = sorted({0, binds, len(ranks) - 1}) if len(ranks) > 4 else range(len(ranks))
+    out = [line for stage in shown for line in receipt_lines(ranks[stage], len(ranks))]
+    tokens = receipt["estimates"].get("kv_tokens")
+    words = interval_words(tokens) if tokens else f"{receipt['kv_tokens']:,}"
+    binding = f" (stage {binds} binds)" if len(ranks) > 1 else ""
+    out.append(f"cache of each engine: {words} tokens{binding},")
+    length = f"{receipt['max_model_len']:,}"
+    out.append(
+        f"  {receipt['max_concurrency']:.1f} requests of {length} at once; longest context {receipt['largest_max_model_len']:,}"
+    )
+    return out
+
+
+def command_lines(typed: list[dict[str, str]]) -> list[str]:
+    """The commands, each on a line of its own under the node where it is typed."""
+    out, where = [], ""
+    for one in typed[:_COMMANDS]:
+        if one["node"] != where:
+            where = one["node"]
+            out.append(f"  # on {where}")
+        out.append(f"  {one['line']}")
+    if len(typed) > _COMMANDS:
+        out.append(f"  # ... and {len(typed) - _COMMANDS} more (--json has all)")
+    return out
+
+
+def duration_words(value: dict[str, Any]) -> str:
+    """ "205 (116 to 540) ms", or seconds from ten on."""
+    if value["p50"] >= 10:
+        return f"{interval_words(value, 1, 1)} s"
+    return f"{interval_words(value, 1000)} ms"
+
+
 def interval_words(value: dict[str, Any], factor: float = 1.0, digits: int = 0) -> str:
     """ "1,470 (1,100 to 1,900)"."""
     p50, p10, p90 = (value[name] * factor for name in ("p50", "p10", "p90"))
@@ -167,7 +209,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     out = [f"{found['model']} on {found['cluster']}"]
     load = found["workload"]
     rate = (
-        f"{load['requests_per_second']:g} requests/s"
+        f"{load['requests_per_second']:.3g} requests/s"
         if load["requests_per_second"]
         else f"{load['concurrency']} clients at once"
     )
@@ -179,22 +221,28 @@ def lines(found: dict[str, Any]) -> list[str]:
         out += [f"  {line}" for line in plan["picture"]]
         for part in plan["parts"]:
             out += ["", f"Receipt of {part['option']} on {part['gpu_type']}:"]
-            ranks = part["receipt"]["ranks"]
-            for rank in ranks if len(ranks) <= 2 else [ranks[0], ranks[part["receipt"]["binding_stage"]]]:
-                out += [f"  {line}" for line in receipt_lines(rank, len(ranks))]
-            receipt = part["receipt"]
-            binding = f" (stage {receipt['binding_stage']} binds)" if len(ranks) > 1 else ""
-            out.append(
-                f"  cache of each engine: {receipt['kv_tokens']:,} tokens{binding}; longest context {receipt['largest_max_model_len']:,}"
-            )
+            out += [f"  {line}" for line in part_lines(part["receipt"])]
     out += alternative_lines(found)
     if found["what_ifs"]:
         out += ["", "What if:"] + [f"  {one['text']}" for one in found["what_ifs"]]
     if plan is not None:
-        out += ["", "Commands:"] + [f"  [{one['node']}] {one['line']}" for one in plan["commands"][:12]]
-        if len(plan["commands"]) > 12:
-            out.append(f"  ... and {len(plan['commands']) - 12} more (--json has all)")
+        out += ["", "Commands:", *command_lines(plan["commands"])]
         out += [""] + [f"Note: {note}" for note in plan["notes"]]
+    return out
+
+
+def fit(rows: list[str], width: int) -> list[str]:
+    """The lines for a terminal: sentences are wrapped below their own indent, what is to be pasted and pictures stay whole."""
+    out, pasted = [], False
+    for row in rows:
+        pasted = row == "Commands:" or (pasted and bool(row))
+        if len(row) <= width or pasted or " | " in row:
+            out.append(row)
+            continue
+        indent = " " * (len(row) - len(row.lstrip()))
+        out += wrap(
+            row, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False
+        )
     return out
 
 
@@ -204,7 +252,7 @@ def estimate_lines(values: dict[str, Any]) -> list[str]:
     out.append(f"  {interval_words(values['tpot_mean_seconds'], 1000, 1)} ms per token")
     if "ttft_p95_seconds" in values:
         out.append(
-            f"  TTFT p50 {interval_words(values['ttft_p50_seconds'], 1000)} ms, p95 {interval_words(values['ttft_p95_seconds'], 1000)} ms"
+            f"  TTFT p50 {duration_words(values['ttft_p50_seconds'])}, p95 {duration_words(values['ttft_p95_seconds'])}"
         )
     if "held_requests_per_second" in values:
         out.append(

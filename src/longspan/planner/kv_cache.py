@@ -100,7 +100,7 @@ class CacheLayout:
     def blocks_per_request(self, max_model_len: int, in_flight: int) -> int:
         """Block ids that one request of `max_model_len` tokens takes from the shared pool, over all groups."""
         return sum(
-            max(s.blocks_per_request(max_model_len, in_flight, self.dcp) for s in g.specs)
+            max(s.blocks_per_request(max_model_len, in_flight, self.dcp) for s in g.distinct)
             for g in self.groups
         )
 

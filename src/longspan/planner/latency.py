@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from longspan.plan import Estimate
 from longspan.planner.engine_model import EngineModel
 from longspan.planner.simulate import Limits, Load, Request, Served, simulate
-from longspan.planner.step_costs import SPREAD, UNCALIBRATED_FACTOR
+from longspan.planner.step_costs import UNCALIBRATED_FACTOR, spread, together
 from longspan.workload import Objective, Workload
 
 # Requests simulated at least for an estimate, and the share of them left out while the batch fills.
@@ -53,11 +53,11 @@ class Protocol:
 
 # The serving benchmark of vLLM as most published points use it: all clients start at once and that first burst counts,
 # lengths are drawn from 80 to 100 % of the nominal ones, ten requests a client.
-BURST = Protocol(10, 0, 0.8, 1.0, 1.39e-3, 4.51e-6)
+BURST = Protocol(10, 0, 0.8, 1.0, 1.55e-3, 4.41e-6)
 # A warm measurement that leaves out the first burst (the vLLM 0.12 points of the calibration were taken so).
-WARM = Protocol(10, 2, 0.8, 1.2, 6.65e-3, 4.51e-6, 2.08)
+WARM = Protocol(10, 2, 0.8, 1.2, 7.13e-3, 4.41e-6, 2.08)
 # What a user's request pays between its arrival at the server and the engine.
-SERVED = Protocol(10, 2, 1.0, 1.0, 1.39e-3, 4.51e-6)
+SERVED = Protocol(10, 2, 1.0, 1.0, 1.55e-3, 4.41e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,21 +213,23 @@ def serve(engine: EngineModel, limits: Limits, workload: Workload, replicas: int
     )  # fmt: skip
 
 
-def highest_rate(engine: EngineModel, limits: Limits, workload: Workload, ceiling: float) -> float:
+def highest_rate(
+    engine: EngineModel, limits: Limits, workload: Workload, ceiling: float, floor: float = 0.0
+) -> float:
     """The highest rate in requests per second at which one replica still meets all objectives; 0 if none does.
 
     Args:
-        ceiling: a rate that is surely too high, such as the saturated throughput.
+        ceiling: a rate that is surely too high, such as the saturated throughput. floor: one that is known to hold.
     """
 
     def holds(rate: float) -> bool:
         found = open_loop(engine, limits, workload.at_rate(rate))
         return found.completed_share > 0.8 and all(found.meets(one) for one in workload.objectives)
 
-    low, high = 0.0, ceiling
-    if holds(ceiling):
+    low, high = floor, ceiling
+    if ceiling <= floor or holds(ceiling):
         return ceiling
-    for _ in range(7):
+    for _ in range(5 if floor else 7):
         middle = (low + high) / 2
         if holds(middle):
             low = middle
@@ -280,12 +282,18 @@ def capacity(engine: EngineModel, limits: Limits, workload: Workload) -> Steady:
     return found
 
 
-def with_interval(value: float, quantity: str, engine: EngineModel, unit: str) -> Estimate:
-    """A number with the interval of its quantity (`ttft`, `tpot` or `throughput`)."""
-    spread = SPREAD[quantity]
+def with_interval(
+    value: float, quantity: str, engine: EngineModel, unit: str, factor: float = 1.0
+) -> Estimate:
+    """A number with the interval of its quantity.
+
+    Args:
+        quantity: `ttft`, `tpot`, `throughput`, `e2e` or `user_speed`. factor: wider than what was measured, on a logarithmic scale.
+    """
     source = engine.stages[0].costs.source
     if not engine.is_calibrated:
-        spread = spread.widened(UNCALIBRATED_FACTOR)
+        factor = together(factor, UNCALIBRATED_FACTOR)
         if not source.startswith("guess"):
             source = f"{source}; links or stages are guesses"
-    return Estimate(value, value * spread.p10, value * spread.p90, unit, source)
+    seen = spread(engine.stages[0].site.gpu, quantity).widened(factor)
+    return Estimate(value, value * seen.p10, value * seen.p90, unit, source)

@@ -22,7 +22,14 @@ from longspan.planner.links import Path, network_path, node_path
 from longspan.planner.memory import receipt
 from longspan.planner.rows import Row
 from longspan.planner.simulate import Limits, Request, simulate
-from longspan.planner.step_costs import WARM_PROMPT_SECONDS, family
+from longspan.planner.step_costs import (
+    MEDIAN_TTFT_FACTOR,
+    OLD_ENGINE_FACTOR,
+    OPEN_LOOP_FACTOR,
+    WARM_PROMPT_SECONDS,
+    family,
+    together,
+)
 from longspan.workload import Workload
 
 LATENCY_KEYS = (
@@ -32,6 +39,7 @@ LATENCY_KEYS = (
 # The calibration's points of versions before this one were measured warm, without the first burst.
 _BURST_SINCE = (0, 14, 0)
 _LIMIT_REQUESTS = 3000
+_OLDEST_MEASURED = (0, 11, 0)
 
 
 def row_engine(row: Row, facts: ModelFacts, gpu: GpuType) -> EngineModel:
@@ -115,7 +123,7 @@ def evaluate_latency(row: Row, facts: ModelFacts, gpu: GpuType) -> dict[str, Est
         "ttft_ms": (pick(found.ttft) * 1e3, "ttft", "ms") if isl else None,
         "tpot_ms": (pick(found.tpot) * 1e3, "tpot", "ms") if osl > 1 else None,
         "itl_ms": (pick(found.tpot) * 1e3, "tpot", "ms") if osl > 1 else None,
-        "e2e_ms": (pick(found.e2e) * 1e3, "throughput", "ms"),
+        "e2e_ms": (pick(found.e2e) * 1e3, "e2e", "ms"),
         "output_tok_s": (found.output_tokens_per_second * replicas, "throughput", "tokens/s"),
         "output_tok_s_per_gpu": (found.output_tokens_per_second * replicas / gpus, "throughput", "tokens/s"),
         "prefill_tok_s_per_gpu": (
@@ -124,14 +132,23 @@ def evaluate_latency(row: Row, facts: ModelFacts, gpu: GpuType) -> dict[str, Est
             "tokens/s",
         ),
         "request_per_s": (found.requests_per_second * replicas, "throughput", "requests/s"),
-        "user_tok_s": (1 / pick(found.tpot), "tpot", "tokens/s")
+        "user_tok_s": (1 / pick(found.tpot), "user_speed", "tokens/s")
         if osl > 1 and pick(found.tpot) > 0
         else None,
     }
     return {
-        key: None if value is None else with_interval(value[0], value[1], engine, value[2])
+        key: None if value is None else with_interval(*value[:2], engine, value[2], _width(row, value[1]))
         for key, value in values.items()
     }
+
+
+def _width(row: Row, quantity: str) -> float:
+    """How much wider an interval is than the measured one: the row asks for what the points do not have."""
+    return together(
+        OPEN_LOOP_FACTOR if row.request_rate_per_s else 1.0,
+        OLD_ENGINE_FACTOR if row.settings.version < _OLDEST_MEASURED else 1.0,
+        MEDIAN_TTFT_FACTOR if quantity == "ttft" and row.quantity.endswith("_median") else 1.0,
+    )
 
 
 def _statistics(row: Row, engine: EngineModel, limits: Limits, isl: int, osl: int) -> Statistics:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from longspan.model.facts import ModelFacts
+from longspan.model.weights import layer_kinds
 from longspan.plan import Estimate, Layout, MemoryBudget, Receipt
 from longspan.planner.calibration import DEFAULT, Calibration
 from longspan.planner.engine import EngineSettings, GpuMemory, Resolved, resolve
@@ -37,11 +38,29 @@ def receipt(
     cache = cache_layout(
         facts, layout.tp, resolved.kv_dtype, layout.dcp, resolved.block_size, resolved.version
     )
-    budgets = tuple(
-        _budget(facts, layout, stage, gpus[stage], resolved, settings, cache, calibration)
-        for stage in range(layout.pp)
-    )
-    return _capacity(facts, layout, budgets, cache, resolved, calibration)
+    kinds = _layer_numbers(facts)
+    known: dict[tuple[object, ...], MemoryBudget] = {}
+    budgets = []
+    for stage, (start, end) in enumerate(stage_bounds(facts, layout)):
+        # Stages in the middle are mostly alike: the same kinds of layers on the same GPU.
+        alike = (tuple(kinds[start:end]), stage == 0, stage == layout.pp - 1, gpus[stage])
+        if alike not in known:
+            known[alike] = _budget(facts, layout, stage, gpus[stage], resolved, settings, cache, calibration)
+        budgets.append(replace(known[alike], pp_rank=stage))
+    return _capacity(facts, layout, tuple(budgets), cache, resolved, calibration)
+
+
+def _layer_numbers(facts: ModelFacts) -> tuple[int, ...]:
+    """A number for every layer, equal where weights and cache are. Computed once a model."""
+    found: tuple[int, ...] | None = facts.__dict__.get("_layer_numbers")
+    if found is None:
+        order: dict[object, int] = {}
+        _, stored = layer_kinds(facts)
+        pairs = zip(facts.layers, stored, strict=True)
+        found = tuple(order.setdefault(pair, len(order)) for pair in pairs)
+        # A frozen value keeps what was derived from it, as functools.cached_property does.
+        facts.__dict__["_layer_numbers"] = found
+    return found
 
 
 def _budget(
@@ -125,6 +144,7 @@ def _capacity(
         largest_max_model_len=largest_model_len(facts, cache, blocks, in_flight),
         vllm_version=format_version(resolved.version),
         groups=max(1, len(cache.groups)),
+        max_model_len=resolved.max_model_len,
     )
     return replace(result, estimates=estimates(result, calibration, resolved.version))
 

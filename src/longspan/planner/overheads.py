@@ -6,6 +6,7 @@ H100 (llm-d-planner, Apache-2.0; see docs/calibration.md for the fit and its err
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 
 from longspan.model.facts import (
     Attention,
@@ -44,6 +45,11 @@ CONSTANT_BYTES = round(0.048 * GIB)
 MULTIMODAL_BYTES = round(0.07 * GIB)
 # MLA's chunked prefill gathers up to 64 Ki cached tokens (vLLM `MLACommonMetadataBuilder`).
 MLA_WORKSPACE_TOKENS = 64 * 1024
+# DeepSeek-V4 gathers the keys of four prompts at a time (vLLM `PREFILL_CHUNK_SIZE`).
+COMPRESSED_PREFILLS = 4
+# What a sparse indexer holds besides for its logits (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB), since profiling reserves it.
+INDEXER_LOGITS_BYTES = 512 << 20
+INDEXER_LOGITS_RESERVED: Version = (0, 20, 0)
 # The sparse indexer reserves 40 rows of 132 bytes per token of max_model_len (vLLM `get_max_prefill_buffer_size`).
 INDEXER_ROWS, INDEXER_ROW_BYTES = 40, 132
 # Fused MoE works on chunks of at most this many tokens (VLLM_FUSED_MOE_CHUNK_SIZE).
@@ -70,7 +76,15 @@ def _layer_forward(facts: ModelFacts, layer: Layer, layout: Layout, settings: Re
         wide = max(wide, (2 * mixer.conv_channels + 3 * mixer.value_heads * mixer.value_dim) / tp)
     elif isinstance(mixer, Attention):
         wide = max(wide, (2 * mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim / tp)
+    elif isinstance(mixer, CompressedAttention):
+        # Queries as projected, and queries and output padded for the kernel (vLLM `get_padded_num_q_heads`).
+        local = mixer.heads / tp
+        padded = local if local > 128 else 128 if local > 64 else 64
+        wide = max(wide, (local + 2 * padded) * mixer.head_dim)
     total = tokens * (wide + 4 * facts.hidden * facts.residual_streams) * size
+    if isinstance(mixer, CompressedAttention):
+        entries = ceil(settings.max_model_len / mixer.ratio) if mixer.ratio > 1 else 0
+        total += COMPRESSED_PREFILLS * (entries + mixer.window + tokens) * mixer.head_dim * size
     if isinstance(mixer, LatentAttention):
         gathered = min(max(8 * settings.max_model_len, 64 * settings.max_num_seqs), MLA_WORKSPACE_TOKENS)
         total += gathered * (mixer.heads / tp) * (mixer.nope_dim + mixer.v_dim) * size
@@ -124,7 +138,8 @@ def _indexer_workspace(layers: Iterable[Layer], settings: Resolved) -> float:
             sizes.append(float(settings.max_model_len))
         elif isinstance(mixer, CompressedAttention) and mixer.indexer:
             sizes.append(settings.max_model_len / mixer.ratio)
-    return max(sizes) * INDEXER_ROWS * INDEXER_ROW_BYTES
+    logits = INDEXER_LOGITS_BYTES if max(sizes) and settings.version >= INDEXER_LOGITS_RESERVED else 0
+    return max(sizes) * INDEXER_ROWS * INDEXER_ROW_BYTES + logits
 
 
 def non_torch_bytes(layout: Layout, settings: Resolved, gpu: GpuMemory) -> float:

@@ -27,6 +27,20 @@ def examine(question: Question, option: Option) -> Option:
     return found
 
 
+def with_highest_rate(question: Question, option: Option) -> Option:
+    """The option, and the highest rate at which it keeps the objectives; unchanged where it does not keep them as asked."""
+    workload = question.workload
+    if option.statistics is None or not (
+        workload.is_open and workload.objectives and meets(question, option)
+    ):
+        return option
+    ways = option.copies * option.layout.dp
+    rate = workload.trace_rate if workload.trace else workload.requests_per_second
+    ceiling = max(option.steady.requests_per_second * 1.3, rate / ways)
+    held = highest_rate(option.engine, option.limits, workload, ceiling, rate / ways)
+    return replace(option, held_requests_per_second=held * ways)
+
+
 def fewest_copies(question: Question, option: Option) -> Option:
     """The option with as few replicas as keep the objectives under the stated rate; unchanged if all of them do not."""
 
@@ -40,12 +54,14 @@ def fewest_copies(question: Question, option: Option) -> Option:
     if option.copies == 1 or not holds(option.copies):
         return option
     low, high = 0, option.copies
+    guess = needed_gpus(question, replace(option, statistics=None)) // option.layout.gpus
     while high - low > 1:
-        middle = (low + high) // 2
+        # Around what the closed form expects, and then by halves.
+        middle = guess if low < guess < high else (low + high) // 2
         if holds(middle):
-            high = middle
+            high, guess = middle, middle - 1
         else:
-            low = middle
+            low, guess = middle, middle + 1
     return replace(option, groups=option.groups[:high])
 
 
@@ -74,7 +90,14 @@ def rank(question: Question, options: list[Option]) -> list[Option]:
         if question.goal == "latency":
             return (unmet, option.tpot_seconds / weight, *simple)
         if question.goal == "cost":
-            return (unmet, needed_gpus(question, option), -option.output_tokens_per_second * weight, *simple)
+            # Simulated under the same load, all give the same tokens: what differs is how fast each user sees them.
+            faster = option.tpot_seconds if option.statistics else -option.output_tokens_per_second
+            return (
+                unmet,
+                needed_gpus(question, option),
+                faster * (weight if faster < 0 else 1 / weight),
+                *simple,
+            )
         if option.held_requests_per_second is not None:
             return (unmet, -option.held_requests_per_second * weight, *simple)
         return (unmet, -round(option.output_tokens_per_second * weight, 1), *simple)

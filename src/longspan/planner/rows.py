@@ -5,6 +5,7 @@ The columns are inputs.csv's of the shared planner data; what a row leaves blank
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf, nan
 
 from longspan.errors import InputError
 from longspan.model.facts import ModelFacts
@@ -54,12 +55,15 @@ def _number(row: Mapping[str, str | None], column: str) -> float | None:
     if not text:
         return None
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
+        value = nan
+    if not 0 <= value < inf:
         raise InputError(
-            f"Row {row.get('row_id') or '?'}: column {column} is {text!r}, not a number.",
+            f"Row {row.get('row_id') or '?'}: column {column} is {text!r}, not a number from 0 on.",
             "Leave it blank if it is not known.",
-        ) from None
+        )
+    return value
 
 
 def _whole(row: Mapping[str, str | None], column: str) -> int | None:
@@ -83,9 +87,15 @@ def parse_row(row: Mapping[str, str | None]) -> Row:
     tp = _whole(row, "tp") or max(1, (gpus or 1) // (pp * dp))
     ep = (row.get("ep") or "").strip().lower()
     kv = (row.get("kv_dtype") or "").strip().lower()
+    share = _number(row, "gpu_mem_util")
+    if share is not None and share > 1:
+        raise InputError(
+            f"Row {row.get('row_id')}: gpu_mem_util is {share:g}, and it is a share of 1.",
+            "Write 0.9 for 90 %.",
+        )
     settings = EngineSettings(
         version=parse_version(row.get("vllm_version")),
-        utilisation=_number(row, "gpu_mem_util"),
+        utilisation=share,
         max_model_len=_whole(row, "max_model_len"),
         max_num_seqs=_whole(row, "max_num_seqs"),
         max_num_batched_tokens=_whole(row, "max_num_batched_tokens"),

@@ -19,7 +19,7 @@ from longspan.planner.memory import receipt
 from longspan.planner.options import Answer, Option, Question, Refused
 from longspan.planner.partition import best_partition
 from longspan.planner.profile import Identity
-from longspan.planner.ranking import distinct, examine, rank
+from longspan.planner.ranking import distinct, examine, rank, with_highest_rate
 from longspan.planner.simulate import Limits
 from longspan.planner.versions import format_version
 from longspan.units import GIB
@@ -27,7 +27,7 @@ from longspan.units import GIB
 # How many candidates are simulated.
 SIMULATED = 6
 _MAX_PP = 16
-_MAX_TP_NODES = 4
+MAX_TP_NODES = 4
 # Expert groups larger than this fail too often as one: a lost rank stops them all.
 _MAX_GROUP = 64
 
@@ -35,7 +35,7 @@ _MAX_GROUP = 64
 def _tp_sizes(pool: Pool) -> list[int]:
     sizes = list(range(1, pool.widest + 1))
     full = sum(len(indices) == pool.widest for indices in pool.free)
-    return sizes + [pool.widest * count for count in range(2, min(full, _MAX_TP_NODES) + 1)]
+    return sizes + [pool.widest * count for count in range(2, min(full, MAX_TP_NODES) + 1)]
 
 
 def layouts(facts: ModelFacts, pool: Pool) -> Iterator[Layout]:
@@ -69,10 +69,7 @@ def evaluate(
     if rejection is not None:
         return Refused(pool.gpu_type, layout, rejection.rule, str(rejection), rejection)
     where, exchange = sites(layout, group)
-    memory = tuple(
-        GpuMemory(site.gpu.name, size, site.group.kind in {"nvlink", "xgmi"})
-        for site, size in zip(where, smallest_memory_bytes(group, layout), strict=True)
-    )
+    memory = stage_memory(layout, group)
     found = _receipt(Identity(facts), layout, memory, settings)
     if found.max_concurrency < 1:
         return Refused(pool.gpu_type, layout, "memory", memory_words(found, question), receipt=found)
@@ -89,6 +86,22 @@ def evaluate(
             engine, limits, question.workload, max(question.clients / (len(groups) * layout.dp), 1.0)
         )
     return Option(pool.gpu_type, layout, tuple(groups), found, engine, limits, load)
+
+
+def stage_memory(layout: Layout, group: tuple[Slot, ...]) -> tuple[GpuMemory, ...]:
+    """What the receipt must know of the GPUs of each stage of a replica."""
+    where, _ = sites(layout, group)
+    return tuple(
+        GpuMemory(site.gpu.name, size, site.group.kind in {"nvlink", "xgmi"})
+        for site, size in zip(where, smallest_memory_bytes(group, layout), strict=True)
+    )
+
+
+def receipt_at(question: Question, option: Option, max_model_len: int) -> Receipt:
+    """An option's receipt with another `max_model_len`: work areas and requests at once depend on it."""
+    settings = replace(question.settings, max_model_len=max_model_len)
+    memory = stage_memory(option.layout, option.groups[0])
+    return _receipt(Identity(question.facts), option.layout, memory, settings)
 
 
 @lru_cache(maxsize=8192)
@@ -161,7 +174,10 @@ def search(question: Question, simulated: int = SIMULATED, brief: Layout | None 
     best = [examine(question, option) for option in distinct(ranked)[:simulated]]
     known = {(option.pool, option.layout) for option in best}
     rest = [option for option in ranked if (option.pool, option.layout) not in known]
-    return Answer(question, tuple(rank(question, best) + rest), tuple(refused))
+    ordered = rank(question, best) + rest
+    if ordered and brief is None:
+        ordered[0] = with_highest_rate(question, ordered[0])
+    return Answer(question, tuple(ordered), tuple(refused))
 
 
 def across_pools(question: Question, all_pools: list[Pool]) -> Option | Refused | None:
@@ -174,11 +190,7 @@ def across_pools(question: Question, all_pools: list[Pool]) -> Option | Refused 
         if not 2 <= len(group) <= min(_MAX_PP, len(question.facts.layers)):
             continue
         plain = Layout(tp, len(group))
-        where, _ = sites(plain, group)
-        memory = tuple(
-            GpuMemory(site.gpu.name, size, site.group.kind in {"nvlink", "xgmi"})
-            for site, size in zip(where, smallest_memory_bytes(group, plain), strict=True)
-        )
+        memory = stage_memory(plain, group)
         settings = replace(question.settings, max_model_len=question.context_tokens)
         split = best_partition(question.facts, plain, memory, settings)
         mixed = Pool("+".join(pool.gpu_type for pool in all_pools), (), ())

@@ -1,11 +1,16 @@
 """The question behind the question: is distribution needed, and is it memory or speed that lacks?"""
 
 from longspan.plan import Layout
+from longspan.planner.latency import with_interval
 from longspan.planner.layout import pools, replicas
-from longspan.planner.options import Answer, Option, Refused
-from longspan.planner.search import evaluate
+from longspan.planner.legality import check
+from longspan.planner.options import Answer, Option, Question, Refused
+from longspan.planner.ranking import meets
+from longspan.planner.search import MAX_TP_NODES, evaluate
 from longspan.planner.simulate import Load
-from longspan.units import GIB
+from longspan.planner.versions import format_version
+from longspan.planner.whatifs import gpus_words
+from longspan.units import GIB, format_seconds
 
 
 def verdicts(answer: Answer) -> list[str]:
@@ -16,6 +21,7 @@ def verdicts(answer: Answer) -> list[str]:
         found.append(nothing_fits(answer))
         return found
     found.append(bottleneck(answer, best))
+    found += crossing(answer, best)
     if answer.question.workload.objectives:
         found.append(objectives(answer, best))
     return found
@@ -73,23 +79,46 @@ def bottleneck(answer: Answer, best: Option) -> str:
 
 
 def objectives(answer: Answer, best: Option) -> str:
-    """Whether the objectives hold."""
-    wanted = ", ".join(str(one) for one in answer.question.workload.objectives)
-    if best.held_requests_per_second is not None:
-        if best.held_requests_per_second <= 0:
+    """Whether the objectives hold, and up to which rate."""
+    workload = answer.question.workload
+    wanted = ", ".join(str(one) for one in workload.objectives)
+    held, seen = best.held_requests_per_second, best.statistics
+    if held is not None and not workload.is_open:
+        if held <= 0:
             return f"No option keeps {wanted}, not even for one request after the other."
-        return f"{wanted} holds up to {best.held_requests_per_second:.2f} requests/s over all replicas."
-    seen = best.statistics
+        return f"{wanted} holds up to {held:.2f} requests/s over all replicas."
     if seen is None:
         return f"{wanted} was not simulated."
-    kept = all(seen.meets(one) for one in answer.question.workload.objectives) and seen.completed_share > 0.8
+    found = {str(one): seen.quantity(one.quantity).at(one.percentile) for one in workload.objectives}
     values = ", ".join(
-        f"{one.quantity.upper()} p{one.percentile:g} {seen.quantity(one.quantity).at(one.percentile) * 1000:.0f} ms"
-        for one in answer.question.workload.objectives
+        f"{one.quantity.upper()} p{one.percentile:g} {format_seconds(found[str(one)])}"
+        for one in workload.objectives
     )
-    if kept:
-        return f"{wanted} holds at {answer.question.workload.requests_per_second:g} requests/s on {best.gpus} GPUs ({values})."
-    return f"{wanted} does NOT hold at this load with any option; the nearest has {values}."
+    if not meets(answer.question, best):
+        return f"{wanted} does NOT hold at this load with any option; the nearest has {values}."
+    rate = workload.trace_rate if workload.trace else workload.requests_per_second
+    text = f"{wanted} holds at {rate:.3g} requests/s on {gpus_words(best.gpus)} ({values})"
+    text += f", and up to {held:.3g} requests/s." if held is not None else "."
+    edge = [
+        str(one)
+        for one in workload.objectives
+        if with_interval(found[str(one)], one.quantity, best.engine, "s").p90 > one.seconds
+    ]
+    return f"{text} At the upper end of the estimate {' and '.join(edge)} would not." if edge else text
+
+
+def crossing(answer: Answer, best: Option) -> list[str]:
+    """What a tensor-parallel group over several nodes costs, if the best option has one."""
+    group = best.engine.stages[0].site.group
+    if group.nodes <= 1 or best.layout.tp == 1:
+        return []
+    batch = best.steady.batch
+    links = best.engine.communication_seconds(Load(0, 0, 0, batch, batch))
+    text = (
+        f"Its tensor-parallel group spans {group.nodes} nodes: {links * 1000:.1f} ms of every token at a batch of {batch:.0f} are "
+        f"all-reduces over {group.kind}, which this network is expected to carry. Stages (PP) between nodes need it less."
+    )
+    return [text]
 
 
 def nothing_fits(answer: Answer) -> str:
@@ -107,44 +136,76 @@ def nothing_fits(answer: Answer) -> str:
     return f"Nothing works. Nearest is {nearest.layout} on {nearest.pool}: {nearest.why}"
 
 
-def obvious_layout(answer: Answer) -> tuple[str, Layout]:
-    """The pool and layout that everyone tries first: tensor parallelism over everything there is."""
-    pool = pools(answer.question.cluster)[0]
-    return pool.gpu_type, Layout(pool.gpus)
-
-
 def why_obvious_lost(answer: Answer) -> str:
-    """Why the first idea is not the plan; empty where it is the plan."""
-    pool, layout = obvious_layout(answer)
-    best = answer.best
-    if layout.tp == 1 or (best is not None and best.layout == layout and best.pool == pool):
+    """Why what everyone tries first, tensor parallelism over everything there is, is not the plan; empty where it is the plan."""
+    question, best = answer.question, answer.best
+    found = pools(question.cluster)
+    if not found or question.cluster.gpu_count <= 1:
+        return ""
+    layout = Layout(question.cluster.gpu_count)
+    words = f"{layout} (all GPUs in one tensor-parallel group)"
+    if len(found) > 1:
+        return f"{words} {_why_not_mixed(answer, layout, [pool.gpu_type for pool in found])}"
+    pool = found[0]
+    if best is not None and best.layout == layout:
         return ""
     for refused in answer.refused:
-        if refused.pool == pool and refused.layout == layout:
-            return f"{layout} (all GPUs in one tensor-parallel group) does not work: {refused.why}"
+        if refused.layout == layout:
+            return f"{words} does not work: {refused.why}"
     for option in answer.options:
-        if option.pool == pool and option.layout == layout and best is not None:
-            return f"{layout} (all GPUs in one tensor-parallel group): {why_lost(option, best)}"
-    pool_gpus = pools(answer.question.cluster)[0]
+        if option.layout == layout and best is not None:
+            return f"{words}: {why_lost(option, best, question)}"
     return (
-        f"{layout} (all {pool_gpus.gpus} GPUs in one tensor-parallel group) cannot be placed: a group inside a node has at "
-        f"most {pool_gpus.widest} GPUs here, and one over several nodes takes whole, equal nodes."
+        f"{words} cannot be placed: a group inside a node has at most {pool.widest} GPUs here, and one over several nodes takes "
+        f"whole, equal nodes and at most {MAX_TP_NODES} of them."
     )
 
 
-def why_lost(option: Option, best: Option) -> str:
+def _why_not_mixed(answer: Answer, layout: Layout, types: list[str]) -> str:
+    """A tensor-parallel group of different GPUs: what vLLM says, or what it wastes."""
+    question = answer.question
+    version = format_version(question.settings.version)
+    rejection = check(question.facts, layout, (), question.executor, version)
+    if rejection is not None:
+        return f"does not work: {rejection}"
+    smallest = min(
+        (gpu for node in question.cluster.nodes for gpu in node.gpus), key=lambda gpu: gpu.memory_bytes
+    )
+    return (
+        f"is never built of {' and '.join(types)}: vLLM gives every rank an equal share, so each GPU would hold no more than "
+        f"a {smallest.type.name} can, and every layer would wait for the slowest card and link."
+    )
+
+
+def why_lost(option: Option, best: Option, question: Question) -> str:
     """What the option pays compared with the best one."""
-    parts = [f"{option.output_tokens_per_second:,.0f} tokens/s against {best.output_tokens_per_second:,.0f}"]
-    if option.held_requests_per_second is not None and best.held_requests_per_second is not None:
+    parts = []
+    # Under a load of its own each serves the same tokens; then GPUs and the time per token tell them apart.
+    if not question.workload.is_open:
+        parts.append(
+            f"{option.output_tokens_per_second:,.0f} tokens/s against {best.output_tokens_per_second:,.0f}"
+        )
+    if option.gpus > best.gpus:
+        parts.append(f"takes {option.gpus} GPUs against {best.gpus}")
+    if option.statistics is not None and question.workload.objectives and not meets(question, option):
+        parts.append("does not keep the objectives")
+    if (
+        not question.workload.is_open
+        and option.held_requests_per_second is not None
+        and best.held_requests_per_second is not None
+    ):
         held, against = option.held_requests_per_second, best.held_requests_per_second
         parts.insert(0, f"{held:.2f} requests/s within the objectives against {against:.2f}")
     parts.append(f"{option.tpot_seconds * 1000:.0f} ms per token against {best.tpot_seconds * 1000:.0f}")
     if option.gpus < best.gpus:
-        parts.append(f"uses {option.gpus} of the GPUs")
+        parts.append(f"leaves {best.gpus - option.gpus} of the GPUs idle")
     batch = option.steady.batch
     links = option.engine.communication_seconds(Load(0, 0, 0, batch, batch))
     group = option.engine.stages[0].site.group
     if option.layout.tp > 1 and links > 0.15 * option.steady.tpot_seconds:
         count = sum(stage.work.reductions for stage in option.engine.stages)
-        parts.append(f"{links * 1000:.1f} ms of every step are {count} all-reduces over {group.kind}")
+        what = f"{count} all-reduces over {group.kind}"
+        if option.layout.dp > 1:
+            what = f"{count} all-reduces and the exchange between experts"
+        parts.append(f"{links * 1000:.1f} ms of every step are {what}")
     return ", ".join(parts)

@@ -23,6 +23,7 @@ DECIDERS: dict[str, Decider] = {
     "hang_phase": network.hang_phase,
     "frontend_silent": network.frontend_silent,
     "gcs_lost": ray.gcs_lost,
+    "raylet_ended": ray.raylet_ended,
     "node_lost": ray.node_lost,
     "module_missing": ray.module_missing,
     "model_path": ray.model_path,

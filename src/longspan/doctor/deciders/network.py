@@ -9,6 +9,9 @@ from longspan.doctor.rules.rule import Rule
 from longspan.doctor.scene import Guess, Scene
 from longspan.doctor.timeline import Event
 
+# Bridges and overlays of one host's containers, machines and tunnels: other hosts do not reach what listens there.
+_VIRTUAL_NIC = re.compile(r"docker|virbr|veth|br-|cni|flannel|cali|vmnet|tailscale|wg\d|tun\d|lo$")
+
 
 def nccl_connect(event: Event, rule: Rule, scene: Scene) -> Guess:
     """A virtual or foreign address is the wrong interface; a right one is a closed port or a dead peer."""
@@ -18,6 +21,10 @@ def nccl_connect(event: Event, rule: Rule, scene: Scene) -> Guess:
     near = any(same_subnet(peer, a) for a in own)
     if any(same_subnet(peer, a, 2) for a in own) and kind == "docker bridge":
         kind = ""
+    for mark in scene.of("nccl-bootstrap"):
+        nic, address = mark.hit.groups.get("nic") or "", mark.hit.groups.get("addr") or ""
+        if address == peer.split("<")[0] and _VIRTUAL_NIC.match(nic):
+            kind = nic
     if kind:
         return Guess(
             "nccl-wrong-interface", max(rule.weight, 0.9), ("port-blocked",), f"{peer} is a {kind} address"

@@ -117,3 +117,15 @@ def placement(event: Event, rule: Rule, scene: Scene) -> Guess:
     if _HELD.search(event.hit.text):
         return Guess("stale-placement-group", 0.85, ("placement-group-unsatisfied",))
     return default(event, rule, scene)
+
+
+STOP_SECONDS = 15.0
+
+
+def raylet_ended(event: Event, rule: Rule, scene: Scene) -> Guess:
+    """A raylet that is asked to end calls its agents' end a failure; so does one whose node was given up on purpose."""
+    if event.when_seconds is not None:
+        for stop in scene.marks("stop", "stopping"):
+            if stop.when_seconds is not None and abs(stop.when_seconds - event.when_seconds) <= STOP_SECONDS:
+                return Guess(rule.cause, 0.05)
+    return default(event, rule, scene)

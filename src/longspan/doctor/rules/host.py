@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="container-oom", cause="oom-host-ram", words="oomkilled oom_kill oom killer kill", weight=0.92, any_level=True,
-        pattern=r"OOMKilled|[Dd]etected \d+ oom[-_ ]kill|killed by the (?:cgroup out-of-memory handler|OOM killer)|result 'oom-kill'"
+        pattern=r"OOMKilled|[Dd]etected \d+ oom[-_ ]kill|(?<!\bprocess was )(?<!\bprocess is )killed by the (?:cgroup out-of-memory handler|OOM killer)(?! due to high memory usage)|result 'oom-kill'"
         r"|exceeded (?:job |step )?memory limit|System OOM encountered",
         example="slurmstepd: error: Detected 1 oom_kill event in StepId=4412.0. Some of the step tasks have been OOM Killed.",
         source="https://slurm.schedmd.com/slurm.conf.html",
@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="exit-137", cause="worker-killed", kind="symptom", words="exit exited code exitcode killed getötet tué processus matado 已杀死", weight=0.65, any_level=True,
-        pattern=r"[Ee]xit(?:ed)?(?: with)?(?: code|Code|_code)?:? ?(?:137|139|-9|-11)\b|\b\d+ (?:Killed|Getötet|Tué|Processus arrêté|Matado|已杀死) +"
+        pattern=r"[Ee]xit(?:ed)?(?: with)?(?: [Cc]ode|Code|_code)?:?\s*(?:137|139|-9|-11)\b|\b\d+ (?:Killed|Getötet|Tué|Processus arrêté|Matado|已杀死) +"
         r"|^(?:\S+: )?(?:line \d+: )?Killed\b|task \d+: Killed|exitcode ?: ?-(?:9|11|6)\b",
         example="srun: error: gpu02: task 3: Killed",
         source="https://tldp.org/LDP/abs/html/exitcodes.html",
@@ -93,7 +93,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # File systems.
     Rule(
-        id="no-space", cause="disk-full", decide="no_space", weight=0.9, also=("shm-too-small",),
+        id="no-space", cause="disk-full", decide="no_space", weight=0.92, also=("shm-too-small",),
         words="space errno enospc speicherplatz espace espacio espaço spazio oserror места осталось device 设备上没有空间 没有空间",
         pattern=_NO_SPACE,
         example="OSError: [Errno 28] No space left on device: '/root/.cache/huggingface/hub/models--m/blobs/3f.incomplete'",

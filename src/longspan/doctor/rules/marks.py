@@ -183,6 +183,13 @@ MARKS: tuple[Mark, ...] = (
         example="*** SIGTERM received at time=1796052600 on cpu 0 ***",
     ),
     Mark(
+        id="raylet-stop", means="stop", words="sigterm graceful",
+        pattern=r"received SIGTERM; draining|received SIGTERM\. Existing local drain"
+        r"|graceful shutdown triggered with death info: reason: (?!UNEXPECTED)",
+        example="[2026-11-30 19:53:17,860 I 13 13] (raylet) main.cc:481: Raylet graceful shutdown triggered with death info: reason: "
+        "EXPECTED_TERMINATION",
+    ),
+    Mark(
         id="service-stop", means="stop", words="stopping stopped scancel cancelled deleting terminating scaled killing",
         pattern=r"systemd\[\d+\]: Stopp(?:ing|ed) |JOB \d+ ON \S+ CANCELLED AT (?!.*DUE TO TIME LIMIT)"
         r"|Killing\s+.*Stopping container|Scaled down replica set|Stopping container",

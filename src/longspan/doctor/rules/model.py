@@ -43,14 +43,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="parallel-flags", cause="parallel-config-invalid", weight=0.92, launch_only=True,
         words="nnodes world evenly parallel executor deepep fault data_parallel_rank headless configuration dcp_size eplb elastic data_parallel_size_local "
-        "enable_expert_parallel node_rank data_parallel_external_lb microbatches data_parallel_size context pcp_size tp_size world_size tensor",
+        "enable_expert_parallel node_rank data_parallel_external_lb microbatches data_parallel_size context pcp_size tp_size world_size tensor parallelism",
         pattern=r"nnodes > 1 can only be set|must evenly divide the total world size|World size \(\d+\) is larger than the number of available GPUs"
         r"|DeepEP kernels require EP ranks|Fault tolerance requires|data_parallel_rank \(\d+\) must be|data_parallel_size_local \(\d+\) must be"
         r"|must (?:not )?use --headless|Configuration mismatch detected for engine|must be divisible by dcp_size|EPLB requires|Elastic EP (?:is|with)"
         r"|Unrecognized distributed executor backend|data_parallel_external_lb can only be set|Invalid data parallel configuration|nnodes \(\d+\) must be"
         r"|enable_expert_parallel must be True|unexpected data parallel rank|Placement group bundle cannot have more than 1|node[_-]rank.{0,40}(?:must be|out of range|less than)"
         r"|(?:mp|multiprocessing) (?:distributed )?(?:executor )?backend.{0,60}(?:not supported|multiple nodes|requires)|offline data parallel mode is not supported"
-        r"|world_size \(\d+\) (?:must be|is not) equal to|must equal (?:the )?world.?size|[Tt]ensor parallel size \(\d+\) cannot be larger than|(?:decode|prefill) context parallel|(?:dcp|pcp)_size \d+ (?:must|is)|data_parallel_size\w* \(\d+\) (?:must|is)",
+        r"|world_size \(\d+\) (?:must be|is not) equal to|must equal (?:the )?world.?size|Non-MoE models do not support external data parallel|[Ee]xpert parallelism (?:is enabled|load balancing is only)|[Tt]ensor parallel size \(\d+\) cannot be larger than|(?:decode|prefill) context parallel|(?:dcp|pcp)_size \d+ (?:must|is)|data_parallel_size\w* \(\d+\) (?:must|is)",
         example="Value error, nnodes > 1 can only be set when distributed executor backend is mp, uni or external_launcher.",
         source="vllm 0.33.0 source: vllm/config/parallel.py",
     ),
@@ -70,9 +70,9 @@ RULES: tuple[Rule, ...] = (
     # Arguments that are not about parallelism.
     Rule(
         id="arguments", cause="arguments-invalid", weight=0.85, launch_only=True,
-        words="max_model_len max_num_batched_tokens unrecognized argument arguments quantization dtype parser gpu_memory_utilization "
+        words="input max_model_len max_num_batched_tokens unrecognized argument arguments quantization dtype parser gpu_memory_utilization "
         "speculative lora template block_size",
-        pattern=r"User-specified max_model_len \(\d+\) is greater than|max_num_batched_tokens \(?\S* ?(?:is smaller than|must be greater|=\s*\d+ is (?:smaller|less))"
+        pattern=r"Input should be .{0,160}\[type=(?:literal_error|greater_than|less_than|is_instance_of)|User-specified max_model_len \(\d+\) is greater than|max_num_batched_tokens \(?\S* ?(?:is smaller than|must be greater|=\s*\d+ is (?:smaller|less))"
         r"|(?:vllm|api_server\.py|vllm serve|__main__\.py)\b.{0,40}error: (?:argument -{1,2}(?!-|tensor|pipeline|data-par|nnodes|node|distributed|master|headless|enable-expert)\S+: |unrecognized arguments: (?!.*--(?:tensor|pipeline|data-par|nnodes|node|distributed|headless))|the following arguments are required)"
         r"|Unknown quantization method|Quantization method specified in the model config.{0,80}does not match|is not supported for quantization method"
         r"|Unknown dtype|(?:[Uu]nsupported|[Ii]nvalid) (?:dtype|kv[_-]cache[_-]dtype)|requires? --tool-call-parser|[Ii]nvalid (?:tool call|reasoning) parser"

@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="raylet-died", cause="ray-node-lost", words="raylet localrayletdiederror agent", weight=0.75, any_level=True,
+        decide="raylet_ended",
         pattern=r"Raylet is terminated\. Termination is unexpected|[Rr]aylet exited (?:immediately|unexpectedly)|Ray agent failed"
         r"|[Rr]aylet fate[- ]shares? with|LocalRayletDiedError|local raylet died|[Rr]aylet (?:is )?unavailable|raylet died|Unable to register worker with raylet",
         example="The raylet exited immediately because the Ray agent failed. The raylet fate shares with the agent.",
@@ -57,8 +58,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="node-died", cause="ray-node-lost", words="nodediederror died node", weight=0.85,
-        pattern=r"NodeDiedError|[Tt]he actor died because its node has died|actor's node was terminated|owner's node has crashed"
-        r"|node (?:that )?(?:it was|they were) running on (?:has )?(?:died|was terminated)",
+        pattern=r"^(?!.*\bterminated expectedly).*?(?:NodeDiedError|[Tt]he actor died because its node has died|actor's node was terminated|owner's node has crashed"
+        r"|node (?:that )?(?:it was|they were) running on (?:has )?(?:died|was terminated))",
         example="ray.exceptions.ActorDiedError: The actor died because its node has died. Node Id: 4fbd",
         source=_RAY + "45179",
     ),

@@ -147,7 +147,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="ipv6-address", cause="host-ip-mismatch", words="zmq zmqerror ipv6 gaierror family", weight=0.75,
         pattern=r"(?i)(?:zmqerror|invalid argument|no such device|address family).{0,80}tcp://(?:\[?[0-9a-f]{0,4}:){3,}|"
-        r"Address family for hostname not supported|ipv6.{0,60}(?:not supported|invalid|parse)",
+        r"zmqerror: no such device|Address family for hostname not supported|ipv6.{0,60}(?:not supported|invalid|parse)",
         example="zmq.error.ZMQError: Invalid argument (addr='tcp://fd00:10:0:1::5:29550')",
         source="https://github.com/vllm-project/vllm/issues/18986",
     ),

@@ -48,6 +48,13 @@ RULES: tuple[Rule, ...] = (
         remedy="Raise VLLM_ENGINE_READY_TIMEOUT_S if the weights were still loading; otherwise send the workers' logs.",
     ),
     Rule(
+        id="image-pull", cause="insufficient-evidence", kind="generic", words="imagepullbackoff errimagepull pull manifest", weight=0.6, any_level=True,
+        pattern=r"ImagePullBackOff|ErrImagePull|[Ff]ailed to pull image|manifest (?:for \S+ not found|unknown)|pull access denied", launch_only=True,
+        example='Warning  Failed  kubelet  Failed to pull image "vllm/vllm-openai:v9": manifest unknown',
+        source="https://kubernetes.io/docs/concepts/containers/images/",
+        remedy="The container never started: correct the image's name, tag or pull secret (`kubectl describe pod`), and send the log of the next start.",
+    ),
+    Rule(
         id="traceback", cause="insufficient-evidence", kind="generic", words="traceback", weight=0.3,
         pattern=r"Traceback \(most recent call last\)",
         example="Traceback (most recent call last):",
