@@ -244,7 +244,9 @@ def test_hub_access_by_a_hub_of_our_own(tmp_path: Path, monkeypatch: pytest.Monk
                 self.send_response(200 if self.path == "/elsewhere" else 403)
             self.end_headers()
 
-        do_GET = do_HEAD  # what urllib makes of a redirected HEAD
+        def do_GET(self) -> None:
+            """What urllib makes of a redirected HEAD."""
+            self.do_HEAD()
 
         def log_message(self, *_: object) -> None:
             """Silence."""
