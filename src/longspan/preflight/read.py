@@ -51,7 +51,7 @@ def read_route(text: str) -> Route:
 
 
 def read_gpus(text: str) -> tuple[GpuFacts, ...]:
-    """Reads nvidia-smi's table of `gather.GPU_FIELDS`; a value that it has not ("[N/A]") counts as 0 or None.
+    """Reads nvidia-smi's table of `gather_gpu.GPU_FIELDS`; a value that it has not ("[N/A]") counts as 0 or None.
 
     Raises:
         ValueError: a line has another number of fields.
