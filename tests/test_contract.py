@@ -69,6 +69,7 @@ IO_MODULES = {
     "gateway.server",
     "gateway.settings",
     "gateway.store",
+    "gateway.tracing",
     "gateway.upstream",
     "gateway.watch",
     "gateway.workers",

@@ -1,6 +1,7 @@
 """A small gateway state and small requests for the tests of pure modules."""
 
-from longspan.gateway.config import GatewayConfig, parse_config
+from longspan.gateway.config import GatewayConfig
+from longspan.gateway.configfile import parse_config
 from longspan.gateway.routing import Dispatcher
 from longspan.gateway.ticket import Action, Ask
 

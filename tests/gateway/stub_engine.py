@@ -1,16 +1,18 @@
 """A stand-in for an engine: an OpenAI-like server in this process that the test scripts by the words of the prompt.
 
-The last message may hold `tokens=N`, `gap=SECONDS`, `die=N` (cut the connection after N tokens), `status=CODE`.
+The last message may hold `tokens=N`, `gap=SECONDS`, `die=N` (cut the connection after N tokens),
+`dieagain=N` (the same where an answer is continued), `status=CODE`.
 """
 
 import asyncio
 import json
 import re
+import ssl
 from typing import Any, ClassVar
 
 from aiohttp import web
 
-WORD = re.compile(r"(tokens|gap|die|status)=([0-9.]+)")
+WORD = re.compile(r"(tokens|gap|die|dieagain|status)=([0-9.]+)")
 
 
 class StubEngine:
@@ -24,7 +26,7 @@ class StubEngine:
         self.url = ""
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> "StubEngine":
+    async def start(self, tls: ssl.SSLContext | None = None) -> "StubEngine":
         """Listens."""
         app = web.Application(client_max_size=2**28)
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
@@ -34,9 +36,9 @@ class StubEngine:
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def stop(self) -> None:
@@ -85,8 +87,10 @@ class StubEngine:
         await answer.prepare(request)
         for event in shape.before():
             await answer.write(event)
-        for index in range(count):
-            if index == words.get("die"):
+        last = (body.get("messages") or [{}])[-1]
+        done = len(str(last.get("content")).split()) if body.get("continue_final_message") else 0
+        for index in range(done, count):
+            if index == words.get("die" if not done else "dieagain"):
                 assert request.transport is not None
                 request.transport.abort()
                 return answer

@@ -67,7 +67,9 @@ def test_usage_metrics_and_export(gateway: Make) -> None:
     metrics = admin(running, "GET", "/metrics")[1].decode()
     assert 'longspan_gateway_tokens_total{key="test",target="e' in metrics
     assert "longspan_gateway_ttft_seconds_count 1" in metrics
-    assert json.loads(admin(running, "GET", "/admin/status")[1])["requests"] == {"local": 1, "outside": 0}
+    status = json.loads(admin(running, "GET", "/admin/status")[1])
+    assert (status["requests"], status["outside_share"]) == ({"local": 1, "outside": 0}, 0.0)
+    assert set(status["money"]) == {"outside_usd", "avoided_usd", "local_usd", "saved_usd"}
     assert b"r-1" in admin(running, "GET", "/admin/export?format=csv")[1]
     assert json.loads(admin(running, "GET", "/admin/replay?threshold_seconds=3")[1])["outside_now"] == 0
 
@@ -98,3 +100,33 @@ def test_the_api_keeps_its_own_description(gateway: Make) -> None:
             case.call_and_validate(headers={"Authorization": f"Bearer {ADMIN_KEY}"})
 
         check()
+
+
+PRICES = """
+[[providers]]
+name = "p"
+url = "http://127.0.0.1:9"
+models = { m = "theirs" }
+prompt_usd_per_million_tokens = 1000000.0
+completion_usd_per_million_tokens = 2000000.0
+"""
+
+
+def test_money_saved_is_what_was_avoided_less_what_the_replicas_cost(gateway: Make) -> None:
+    """7 prompt and 4 completion tokens at the provider's price; a replica's hours count whether it works or not."""
+    running = gateway(PRICES, admin=True)
+    text = running.path.read_text().replace('name = "e0"\n', 'name = "e0"\nusd_per_hour = 36000.0\n')
+    running.path.write_text(text)
+    call(running, "/v1/chat/completions", chat("tokens=4", stream=True))
+
+    def money() -> dict[str, float]:
+        found: dict[str, float] = json.loads(admin(running, "GET", "/admin/status")[1])["money"]
+        return found
+
+    assert eventually(lambda: money()["avoided_usd"] == 15.0)
+    assert eventually(lambda: money()["local_usd"] > 0)
+    now = money()
+    assert now["saved_usd"] == pytest.approx(now["avoided_usd"] - now["local_usd"])
+    metrics = admin(running, "GET", "/metrics")[1].decode()
+    assert "longspan_gateway_avoided_usd_total 15.0" in metrics
+    assert 'longspan_gateway_local_usd_total{replica="e0"}' in metrics

@@ -1,13 +1,16 @@
 """The whole process: relays, keys, reload, ports, drain. Real sockets, stub engines."""
 
+import contextlib
+import gzip
 import http.client
+import http.server
 import json
 import os
 import signal
 import socket
-import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,29 @@ def call(
 def chat(words: str = "", stream: bool = False, **fields: Any) -> dict[str, Any]:
     """A chat request."""
     return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": words}], **fields}
+
+
+@contextlib.contextmanager
+def collector(bodies: list[bytes]) -> Iterator[str]:
+    """A web server that keeps what is posted to it."""
+
+    class Keep(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            bodies.append(gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keep) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
+        server.shutdown()
+        thread.join()
 
 
 def eventually(check: Callable[[], bool], seconds: float = 30.0) -> bool:
@@ -93,6 +119,107 @@ def test_a_cut_stream_ends_in_an_error_event(gateway: Make) -> None:
     error = json.loads(body.strip().split(b"data: ")[-1])["error"]
     assert (error["tokens_delivered"], error["retryable"]) == (4, True)
     assert b"[DONE]" not in body
+
+
+CONTINUE = "[routing]\ncontinue_streams = true\n"
+
+
+def test_a_cut_stream_goes_on_at_a_sibling_where_that_is_allowed(
+    gateway: Make, engines: list[StubEngine]
+) -> None:
+    """One answer without a seam in its text, declared in a comment, counted whole; the second engine gets the text."""
+    running = gateway(CONTINUE)
+    options = {"include_usage": True}
+    asked = chat("tokens=9 die=4", stream=True, max_tokens=50, stream_options=options)
+    _, _, body = call(running, "/v1/chat/completions", asked, x_request_id="c-1")
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+    texts = [event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]]
+    assert "".join(texts) == "".join(f"w{i} " for i in range(9))
+    assert body.endswith(b"data: [DONE]\n\n")
+    (declared,) = [line for line in body.splitlines() if line.startswith(b": longspan-continued ")]
+    assert json.loads(declared.split(b" ", 2)[2])["tokens_delivered"] == 4
+    assert body.count(b'"role"') == 1
+    (usage,) = [event["usage"] for event in events if event.get("usage")]
+    first, second = sorted((seen for engine in engines for seen in engine.seen), key=lambda s: len(str(s)))
+    assert "continue_final_message" not in first["body"]
+    assert second["body"]["messages"][-1] == {"role": "assistant", "content": "w0 w1 w2 w3 "}
+    assert (second["body"]["max_tokens"], second["body"]["add_generation_prompt"]) == (46, False)
+    assert (
+        usage["completion_tokens"] == 9 + 4
+    )  # the stub counts the whole answer again, a real engine its own part
+    assert eventually(lambda: store.find_request(running.ledger, "c-1") is not None)
+    row = store.find_request(running.ledger, "c-1")
+    assert row is not None
+    assert (row.entry.outcome, row.entry.reason) == ("ok", "continued after 4 tokens")
+    assert [attempt.cause for attempt in row.attempts] == ["cut", ""]
+    assert any("goes on" in line for line in explain(row))
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ("tokens=9 die=4 dieagain=6", {}),
+        ("tokens=9 die=4", {"response_format": {"type": "json_object"}}),
+        ("tokens=9 die=4", {"max_tokens": 4}),
+        ("tokens=9 die=4", {"n": 2}),
+    ],
+)
+def test_what_cannot_be_continued_ends_in_an_error_event(
+    gateway: Make, words: str, fields: dict[str, Any]
+) -> None:
+    """A second cut, an answer that is more than text, no room left: the client is told what it has."""
+    _, _, body = call(gateway(CONTINUE), "/v1/chat/completions", chat(words, stream=True, **fields))
+    error = json.loads(body.strip().split(b"data: ")[-1])["error"]
+    assert (error["tokens_delivered"], error["retryable"]) == (6 if "dieagain" in words else 4, True)
+    assert b"[DONE]" not in body
+
+
+CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_trace_context_passes_without_any_extra(gateway: Make, engines: list[StubEngine]) -> None:
+    """Who traces at both ends sees one trace, whether or not the gateway records spans."""
+    call(gateway(), "/v1/chat/completions", chat(), traceparent=CALLER, tracestate="a=b")
+    (seen,) = [item["headers"] for engine in engines for item in engine.seen]
+    assert (seen["traceparent"], seen["tracestate"]) == (CALLER, "a=b")
+
+
+def test_spans_reach_a_collector(gateway: Make, engines: list[StubEngine]) -> None:
+    """One server span below the caller's, one client span an attempt; the engine continues ours; no prompt in them."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install 'longspan[otel]'")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    bodies: list[bytes] = []
+    with collector(bodies) as url:
+        running = gateway(f'[tracing]\nendpoint = "{url}"\n')
+        call(
+            running,
+            "/v1/chat/completions",
+            chat("secret-words tokens=2 die=0", stream=True),
+            traceparent=CALLER,
+        )
+        unsampled = CALLER[:-1] + "0"
+        call(running, "/v1/chat/completions", chat(), traceparent=unsampled)
+        assert eventually(lambda: bool(bodies))
+        running.process.terminate()
+        assert running.process.wait(timeout=30) == 0
+    spans = [
+        span
+        for body in bodies
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    (server,) = [span for span in spans if span.name == "gateway request"]
+    attempts = [span for span in spans if span is not server]
+    assert server.trace_id.hex() == CALLER[3:35]
+    assert server.parent_span_id.hex() == CALLER[36:52]
+    assert {span.name for span in attempts} == {"attempt e0", "attempt e1"}
+    assert all(span.parent_span_id == server.span_id for span in attempts)
+    assert {attribute.key for attribute in server.attributes} >= {"gen_ai.request.model", "longspan.outcome"}
+    sent = [item["headers"]["traceparent"] for engine in engines for item in engine.seen]
+    assert sorted(set(sent)) == sorted({f"00-{CALLER[3:35]}-{server.span_id.hex()}-01", unsampled})
+    assert not any(b"secret-words" in body for body in bodies)
 
 
 def test_every_other_endpoint_passes(gateway: Make) -> None:
@@ -278,25 +405,6 @@ def test_http_1_0_and_pipelined_clients(gateway: Make) -> None:
             data += more
     assert data.count(b"HTTP/1.1 200") == 2
     assert data.index(b"[DONE]") < data.index(b'"alive"')
-
-
-def test_a_certificate_serves_tls(gateway: Make, tmp_path: Path) -> None:
-    """The listener speaks TLS with the configured certificate."""
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "k.pem", "-out", "c.pem", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
-        cwd=tmp_path, capture_output=True, check=False,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip("openssl is not there to make a certificate")
-    import ssl
-
-    running = gateway('[tls]\ncert_file = "c.pem"\nkey_file = "k.pem"\n')
-    context = ssl.create_default_context(cafile=str(tmp_path / "c.pem"))
-    connection = http.client.HTTPSConnection(running.url.removeprefix("http://"), context=context, timeout=60)
-    connection.request("GET", "/health")
-    assert connection.getresponse().status == 200
-    connection.close()
 
 
 def memory_kb(pid: int) -> int:

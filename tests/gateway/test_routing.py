@@ -264,6 +264,60 @@ def test_moving_kv_use_is_work() -> None:
         assert work.dispatcher.tick(work.now) == []
 
 
+def test_a_cut_stream_goes_to_a_sibling_at_once_or_ends() -> None:
+    """Never outside, never into the wait room, never twice to the same, never beyond three attempts."""
+    work = Clockwork(config(4, provider=PRICED))
+    number, actions = work.ask()
+    seen = [target(actions)]
+    for _ in range(2):
+        work.dispatcher.content(number, work.now)
+        seen.append(target(work.dispatcher.broken(number, "cut", work.now)))
+        work.check()
+    assert len(set(seen)) == 3
+    assert not work.dispatcher.slow(number, work.now), (
+        "the client has its beginning: nobody else may begin anew"
+    )
+    assert work.dispatcher.broken(number, "cut", work.now) == [GiveUp(number)]
+    work.dispatcher.finish(number, ok=False, now=work.now)
+    work.check()
+    alone = Clockwork(config(1, provider=PRICED))
+    number, _ = alone.ask()
+    assert alone.dispatcher.broken(number, "cut", alone.now) == [GiveUp(number)]
+
+
+def test_whole_answers_are_progress() -> None:
+    """A replica that only answers without streaming is not silent, whatever its counters say."""
+    work = Clockwork(config(1))
+    for name in ("first", "second"):
+        number, _ = work.ask(stream=False)
+        load = EngineLoad(1.0, 0.0, 0.5, (1.0,))
+        work.dispatcher.scraped("r0", load, work.now)
+        if name == "first":
+            first = number
+    for _ in range(20):
+        work.now += 1.0
+        work.dispatcher.finish(first, ok=True, now=work.now)
+        first = number
+        number, _ = work.ask(stream=False)
+        work.dispatcher.tick(work.now)
+    assert not work.dispatcher.fleet.standings["r0"].stalled
+
+
+def test_a_told_limit_is_lowered_only_where_the_cache_is_full() -> None:
+    """Requests that wait for the engine's next step are no reason to send it fewer."""
+    work = Clockwork(config(1, max_running=64))
+    standing = work.dispatcher.fleet.standings["r0"]
+    for _ in range(40):
+        work.ask()
+    work.dispatcher.scraped("r0", EngineLoad(10.0, 30.0, 0.5, (1.0,)), work.now)
+    assert standing.capacity == 64
+    work.dispatcher.scraped("r0", EngineLoad(10.0, 30.0, 0.99, (2.0,)), work.now)
+    assert standing.capacity == 10
+    for running in (10.0, 40.0, 61.0):
+        work.dispatcher.scraped("r0", EngineLoad(running, 0.0, 0.5, (running,)), work.now)
+    assert standing.capacity == 64
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Events of any kind in any order keep the ledger of permits, places and reservations whole."""
 
@@ -308,7 +362,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        what=st.sampled_from(["ok", "bad", "leave", "content", "slow", "connect", "reset", "status 429"]),
+        what=st.sampled_from(
+            ["ok", "bad", "leave", "content", "slow", "cut", "refused", "connect", "reset", "status 429"]
+        ),
     )
     def step(self, data: st.DataObject, what: str) -> None:
         """Something happens to a live request."""
@@ -326,6 +382,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.end(number, what == "ok")
         elif what == "content":
             self.work.dispatcher.content(number, self.work.now)
+        elif what in ("cut", "refused"):
+            self.perform(self.work.dispatcher.broken(number, what, self.work.now))
         elif what == "slow":
             self.perform(self.work.dispatcher.slow(number, self.work.now))
         elif number in self.work.dispatcher.tickets and ticket.attempts[-1].first is None:

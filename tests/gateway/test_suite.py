@@ -20,7 +20,8 @@ QUICK = (
 )
 QUICK_OURS = (
     "more-fin-all-apis,more-errevent-all-apis,more-ok-all-apis,more-empty,more-rpm,more-key-parallel-race,more-wrong-key,"
-    "more-queue,more-retry-after,more-headers,more-usage-kept,more-provider-fails,more-provider-fields,more-worker-dies"
+    "more-queue,more-retry-after,more-headers,more-usage-kept,more-provider-fails,more-provider-fields,more-worker-dies,"
+    "more-leave-storm,more-local-only-dead"
 )
 
 

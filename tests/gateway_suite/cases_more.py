@@ -553,3 +553,79 @@ async def _(c):
     await asyncio.sleep(3)
     rs = await asyncio.gather(*[c.chat("ok:n=5") for _ in range(4)])
     check(all(r.full for r in rs), str([r.brief() for r in rs if not r.full][:1]))
+
+
+@case(
+    "more-slot-leak-ends",
+    "a key's only slot comes back after every kind of end: cut, silence, slow, error event, empty, hang-up while waiting",
+    options={"keys": [{"key": "sk-one", "max_parallel": 1}], "idle_timeout_s": 2, "ttft_timeout_s": 2},
+    hints={"workers": 2},
+    timeout=90,
+)
+async def _(c):
+    h = {"Authorization": "Bearer sk-one"}
+    for spec in (
+        "cut:k=3,n=9",
+        "eof:k=3",
+        "silence:k=2,s=20",
+        "errevent:k=2,code=503",
+        "http:status=503",
+        "http:status=429",
+    ):
+        for stream in (True, False):
+            await c.chat(spec, stream=stream, headers=h, timeout=20)
+            r = await c.chat("ok:n=2", headers=h)
+            check(r.full, f"after {spec} stream={stream}: " + r.brief())
+    for spec in ("slow:ttft=20", "ok:n=400,gap=0.05"):
+        t = asyncio.create_task(c.chat(spec, headers=h))
+        await asyncio.sleep(0.7)
+        t.cancel()
+        await asyncio.gather(t, return_exceptions=True)
+        await asyncio.sleep(0.5)
+        r = await c.chat("ok:n=2", headers=h)
+        check(r.full, f"after leaving {spec}: " + r.brief())
+
+
+@case(
+    "more-leave-storm",
+    "sixty clients leave at random moments: every permit of the cap comes back",
+    engines=2,
+    options={"max_concurrent": 8, "queue_size": 100},
+    timeout=60,
+)
+async def _(c):
+    import random
+
+    rnd = random.Random(5)
+
+    async def one():
+        t = asyncio.create_task(c.chat("ok:n=20,gap=0.05", stream=rnd.random() < 0.7))
+        await asyncio.sleep(rnd.random() * 2)
+        t.cancel()
+        await asyncio.gather(t, return_exceptions=True)
+
+    await asyncio.gather(*[one() for _ in range(60)])
+    check(await c.wait(lambda: sum(e.active for e in c.engines) == 0, 4), "engines still busy")
+    rs = await asyncio.gather(*[c.chat("ok:n=20,gap=0.05") for _ in range(8)])
+    check(all(r.full for r in rs), str([r.brief() for r in rs if not r.full][:1]))
+    check(sum(e.max_active for e in c.engines) >= 8, "the cap lost permits")
+
+
+@case(
+    "more-local-only-dead",
+    "local_only with a dead pool: an error of ours, and nothing goes outside",
+    engines=1,
+    options={"external": {"overflow_after_s": 5}},
+    hints={"wait_room_s": 2, "health_interval_s": 1},
+    timeout=40,
+)
+async def _(c):
+    await c.engines[0].control({"refuse": True})
+    await asyncio.sleep(2)
+    headers, fields = c.adapter.local_only()
+    for stream in (True, False):
+        r = await c.chat(
+            "ok", stream=stream, headers={**c.adapter.headers(), **headers}, timeout=20, **fields
+        )
+        check(r.status == 503 and r.json and "retry-after" in r.headers, r.brief())
+    check(c.ext.hits == 0, "went outside")

@@ -69,7 +69,7 @@ def why(request_id: str, config: Path, as_json: bool) -> None:
         )
     if as_json:
         _print({**row.entry._asdict(), "held_seconds": row.held_seconds, "predicted_seconds": row.predicted_seconds,
-                "attempts": [attempt._asdict() for attempt in row.attempts]})  # fmt: skip
+                "avoided_usd": row.avoided_usd, "attempts": [attempt._asdict() for attempt in row.attempts]})  # fmt: skip
     else:
         click.echo("\n".join(explain(row)))
 
@@ -86,18 +86,28 @@ def usage(config: Path, by: str, days: float, as_json: bool) -> None:
     from longspan.gateway import store
 
     now = time.time()
-    found = store.sums(_ledger(config)[1], by, now - days * DAY_SECONDS, now + 1)
+    path = _ledger(config)[1]
+    found = store.sums(path, by, now - days * DAY_SECONDS, now + 1)
+    whole = store.balance(path, now - days * DAY_SECONDS, now + 1)
     if as_json:
-        _print({"by": by, "days": days, "groups": [asdict(group) for group in found]})
+        _print(
+            {"by": by, "days": days, "groups": [asdict(group) for group in found], "balance": asdict(whole)}
+        )
         return
     click.echo(
-        f"{by:<24} {'requests':>9} {'failed':>7} {'prompt tok':>12} {'answer tok':>12} {'USD outside':>12}"
+        f"{by:<24} {'requests':>9} {'failed':>7} {'prompt tok':>12} {'answer tok':>12} {'USD outside':>12} "
+        f"{'USD avoided':>12}"
     )
     for group in found:
         click.echo(
             f"{group.group or '(none)':<24} {group.requests:>9} {group.failures:>7} {group.prompt_tokens:>12} "
-            f"{group.completion_tokens:>12} {group.usd:>12.4f}"
+            f"{group.completion_tokens:>12} {group.usd:>12.4f} {group.avoided_usd:>12.4f}"
         )
+    share = whole.outside / whole.requests if whole.requests else 0.0
+    click.echo(
+        f"{share:.1%} of {whole.requests} requests went outside for {whole.outside_usd:.4f} USD; the others would have "
+        f"cost {whole.avoided_usd:.4f} USD there."
+    )
 
 
 @command.command()

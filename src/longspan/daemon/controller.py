@@ -203,6 +203,7 @@ class Controller:
             upstream_key_file=str(self.places.engine_key),
             state=state,
             reason=reason,
+            max_running=gateway_config.max_running(self.spec.vllm_arguments),
         )
 
     def _node(self, name: str) -> NodeSpec | None:

@@ -1,6 +1,7 @@
 """The gateway's configuration as text. Pure; the gateway reads it again whenever it changes."""
 
 import json
+from collections.abc import Sequence
 
 
 def render(
@@ -12,8 +13,12 @@ def render(
     upstream_key_file: str,
     state: str,
     reason: str,
+    max_running: int | None = None,
 ) -> str:
-    """TOML; JSON strings are valid TOML basic strings."""
+    """TOML; JSON strings are valid TOML basic strings.
+
+    max_running: sequences that the engine runs at once, where they are known: the rest waits in the gateway.
+    """
     lines = [
         f"listen = {json.dumps(listen)}",
         "[[keys]]",
@@ -32,4 +37,25 @@ def render(
             f"state = {json.dumps(state)}",
             f"reason = {json.dumps(reason)}",
         ]
+        lines += [f"max_running = {max_running}"] if max_running else []
     return "\n".join(lines) + "\n"
+
+
+def max_running(vllm_arguments: Sequence[str]) -> int | None:
+    """What vLLM's arguments say about how many sequences run at once, over all data-parallel engines.
+
+    None where they say nothing: the default depends on vLLM's version and GPU, and the gateway learns it from metrics.
+    """
+    seqs = _number(vllm_arguments, "max-num-seqs")
+    return seqs * (_number(vllm_arguments, "data-parallel-size") or 1) if seqs else None
+
+
+def _number(arguments: Sequence[str], name: str) -> int | None:
+    """The last value of an option; argparse takes dashes and underscores alike, and `--name=N`."""
+    found = None
+    for at, word in enumerate(arguments):
+        option, equals, value = word.partition("=")
+        if option.startswith("--") and option[2:].replace("_", "-") == name:
+            text = value if equals else (arguments[at + 1] if at + 1 < len(arguments) else "")
+            found = int(text) if text.isdecimal() else None
+    return found

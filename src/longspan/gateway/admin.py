@@ -113,7 +113,8 @@ class AdminApi:
         return {
             "ready": brain.ready(), "running": dispatcher.running,
             "waiting": {model: room.size for model, room in dispatcher.fleet.rooms.items()},
-            "requests": totals, "outside_usd": sum(brain.figures.usd.values()),
+            "requests": totals, "outside_share": totals["outside"] / max(1, sum(totals.values())),
+            "money": brain.figures.money(),
             "replicas": replicas, "providers": providers,
         }  # fmt: skip
 
@@ -145,6 +146,7 @@ class AdminApi:
         secret = KEY_PREFIX + secrets.token_urlsafe(32)
         values = {name: value for name, value in fields.items() if name in KEY_FIELDS and value is not None}
         values["models"] = tuple(values.get("models", ()))
+        values.update({name: int(value) for name, value in values.items() if type(value) is float})
         rule = KeyRule(sha256=hashlib.sha256(secret.encode()).hexdigest(), **values)
         brain.add_key(rule)
         self._app.apply_again()
@@ -204,9 +206,9 @@ class AdminApi:
             return web.Response(text=text, content_type="application/jsonl")
         out = io.StringIO()
         writer = csv.writer(out)
-        writer.writerow([*store.COLUMNS.split(", ")[:-1]])
+        writer.writerow([name for name in store.COLUMNS.split(", ") if name != "attempts"])
         for row in rows:
-            writer.writerow([*row.entry, row.held_seconds, row.predicted_seconds])
+            writer.writerow([*row.entry, row.held_seconds, row.predicted_seconds, row.avoided_usd])
         return web.Response(text=out.getvalue(), content_type="text/csv")
 
     async def audit(self, request: web.Request) -> web.Response:
@@ -222,7 +224,11 @@ class AdminApi:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    rest = {"held_seconds": row.held_seconds, "predicted_seconds": row.predicted_seconds}
+    rest = {
+        "held_seconds": row.held_seconds,
+        "predicted_seconds": row.predicted_seconds,
+        "avoided_usd": row.avoided_usd,
+    }
     return {**row.entry._asdict(), **rest, "attempts": [attempt._asdict() for attempt in row.attempts]}
 
 

@@ -41,7 +41,10 @@ def bad_field(fields: Any) -> str:
         return f"priority is one of {', '.join(PRIORITIES)}."
     for limit in ("requests_per_minute", "tokens_per_minute", "max_parallel"):
         value = fields.get(limit)
-        if value is not None and (type(value) is not int or not 1 <= value <= 10**12):
+        whole = type(value) is int or (
+            type(value) is float and value.is_integer()
+        )  # 3.0 is an integer in JSON Schema
+        if value is not None and not (whole and 1 <= value <= 10**12):
             return f"{limit} is a whole number from 1, or null for no limit."
     models = fields.get("models", [])
     if not isinstance(models, list) or not all(isinstance(model, str) for model in models):

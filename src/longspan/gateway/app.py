@@ -60,6 +60,7 @@ class App:
         secrets = read_secrets(config, self.directory)
         tls = upstream_tls(config, self.directory)
         joined = with_keys(config, self.brain.own_keys)
+        tracer = self.brain.tracer_for(config)
         for name in ("listen", "workers", "log", "ledger", "admin"):
             if getattr(config, name) != getattr(old, name):
                 self.log.write("config_needs_restart", setting=name)
@@ -71,7 +72,7 @@ class App:
             self.brain.open_pools(joined, tls)
             assert self.workers is not None
             self.workers.configure(self.path.read_text(), self.brain.own_keys, secrets)
-        self.brain.configure(joined, secrets)
+        self.brain.configure(joined, secrets, tracer)
 
     def apply_again(self) -> None:
         """After a change of our own keys."""

@@ -1,20 +1,8 @@
-"""The gateway's configuration: TOML text to frozen values, every mistake named with its place.
+"""The gateway's configuration as frozen values: what can be said in its file, and what holds where nothing is said."""
 
-The file is written by the controller or by hand and read again whenever it changes. Nothing here opens a file:
-`reload.py` reads, this module judges, so that a bad file can be refused while the old values stay in use.
-"""
-
-import dataclasses
-import difflib
-import tomllib
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from longspan.errors import GatewayConfigError
-from longspan.gateway.wire import split_url
-
-T = TypeVar("T")
 
 REPLICA_STATES = ("ready", "draining", "out")
 PRIORITIES = ("high", "normal", "low")
@@ -50,6 +38,7 @@ class Replica:
 
     max_running: sequences that the engine runs at once (vLLM's --max-num-seqs); learned from its metrics if absent.
     weight: share of traffic relative to the other replicas of the model.
+    usd_per_hour: what it costs to have, busy or not (hire, or power and write-off); money saved is counted against it.
     """
 
     name: str
@@ -61,6 +50,7 @@ class Replica:
     reason: str = ""
     weight: float = 1.0
     max_running: int | None = None
+    usd_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +93,16 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a replica is chosen. `auto`: session header, else long shared prefixes, else load."""
+    """How a replica is chosen. `auto`: session header, else long shared prefixes, else load.
+
+    continue_streams: a stream that is cut after content goes on at a sibling (`continuation.py`). Off, because the
+    rest is sampled anew: the answer is no longer one that a single engine gave.
+    """
 
     affinity: str = "auto"
     session_headers: tuple[str, ...] = ("x-session-id",)
     ramp_seconds: float = 0.0
+    continue_streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +149,18 @@ class Admin:
 
 
 @dataclass(frozen=True, slots=True)
+class Tracing:
+    """Where OpenTelemetry spans go (OTLP over HTTP) and the share of requests that get one.
+
+    A request that comes with a `traceparent` is recorded if its caller records it, whatever the share.
+    """
+
+    endpoint: str
+    service_name: str = "longspan-gateway"
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """Everything the gateway is told. Relative paths mean the directory of the file."""
 
@@ -177,6 +184,7 @@ class GatewayConfig:
     overflow: Overflow = field(default_factory=Overflow)
     tls: Tls | None = None
     admin: Admin | None = None
+    tracing: Tracing | None = None
 
     def resolve(self, name: str) -> str | None:
         """The model behind a name or alias, or None."""
@@ -186,21 +194,6 @@ class GatewayConfig:
         if any(name in provider.models for provider in self.providers):
             return name
         return None
-
-
-def parse_config(text: str) -> GatewayConfig:
-    """Reads TOML text.
-
-    Raises:
-        GatewayConfigError: not TOML, an unknown key, a wrong type, a dangling reference; the place is named.
-    """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise GatewayConfigError(f"The gateway's configuration is not valid TOML: {error}.") from error
-    config = _build(GatewayConfig, table, "")
-    _check(config)
-    return config
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -213,94 +206,3 @@ def split_address(listen: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise GatewayConfigError(f"listen = {listen!r} is not HOST:PORT.", 'Write it like "127.0.0.1:8000".')
     return host.strip("[]"), int(port)
-
-
-def _build(cls: type[T], table: dict[str, Any], where: str) -> T:
-    """Fills a dataclass from a table, checking names and types of every field."""
-    hints = get_type_hints(cls)
-    for name in table:
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known here: {', '.join(sorted(hints))}."
-            raise GatewayConfigError(f"Unknown key {name!r} {_place(where)}.", hint)
-    values = {name: _convert(hints[name], value, f"{where}{name}") for name, value in table.items()}
-    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
-        missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        if missing and item.name not in values:
-            raise GatewayConfigError(f"{item.name!r} is missing {_place(where)}.", "Add it to the file.")
-    return cls(**values)
-
-
-def _place(where: str) -> str:
-    return f"in [{where.rstrip('.')}]" if where else "at the top of the gateway's configuration"
-
-
-def _convert(kind: Any, value: Any, where: str) -> Any:
-    """One TOML value as the annotated type."""
-    if get_origin(kind) in (Union, UnionType):
-        kind = next(arg for arg in get_args(kind) if arg is not type(None))
-    origin = get_origin(kind)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_convert(get_args(kind)[0], item, f"{where}.{i}") for i, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {
-            str(name): _convert(get_args(kind)[1], item, f"{where}.{name}") for name, item in value.items()
-        }
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
-        return _build(kind, value, where + ".")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if origin is None and kind in (str, int, float, bool) and type(value) is kind:
-        return value
-    wanted = getattr(kind, "__name__", str(kind))
-    raise GatewayConfigError(f"{where} is {value!r}, which is not of type {wanted}.", "Correct the value.")
-
-
-def _check(config: GatewayConfig) -> None:
-    """Refuses references to nothing and values outside their range."""
-    host, _ = split_address(config.listen)
-    if config.admin:
-        split_address(config.admin.listen)
-    if not config.keys and config.ledger is None and host not in LOOPBACK:
-        text = f"The gateway would listen on {host}, beyond this machine, without any key."
-        raise GatewayConfigError(text, "Add [[keys]], or listen on 127.0.0.1.")
-    if config.routing.affinity not in AFFINITIES:
-        raise GatewayConfigError(f"routing.affinity is {config.routing.affinity!r}.", f"One of {AFFINITIES}.")
-    if config.workers < 1:
-        raise GatewayConfigError("workers must be at least 1.")
-    _check_upstreams(config)
-    for key in config.keys:
-        if len(key.sha256) != 64 or any(c not in "0123456789abcdef" for c in key.sha256):
-            raise GatewayConfigError(f"sha256 of key {key.name!r} is not 64 lower-case hex digits.")
-        if key.priority not in PRIORITIES:
-            raise GatewayConfigError(
-                f"Key {key.name!r} has priority {key.priority!r}.", f"One of {PRIORITIES}."
-            )
-
-
-def _check_upstreams(config: GatewayConfig) -> None:
-    names = [replica.name for replica in config.replicas] + [provider.name for provider in config.providers]
-    for name in names:
-        if names.count(name) > 1:
-            raise GatewayConfigError(f"Two upstreams are called {name!r}.", "Give each its own name.")
-    models = {model.name for model in config.models}
-    for replica in config.replicas:
-        where = f"replica {replica.name!r}"
-        if replica.model not in models:
-            raise GatewayConfigError(f"{where} serves {replica.model!r}, which no [[models]] entry names.")
-        if replica.state not in REPLICA_STATES:
-            raise GatewayConfigError(f"{where} has state {replica.state!r}.", f"One of {REPLICA_STATES}.")
-        if replica.weight < 0:
-            raise GatewayConfigError(f"{where} has a negative weight.")
-        _check_url(replica.url, where)
-    for provider in config.providers:
-        _check_url(provider.url, f"provider {provider.name!r}")
-
-
-def _check_url(url: str, where: str) -> None:
-    try:
-        split_url(url)
-    except ValueError as error:
-        raise GatewayConfigError(
-            f"{where} has the URL {url!r}.", "Write http://HOST:PORT or https://HOST."
-        ) from error

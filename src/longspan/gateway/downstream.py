@@ -7,11 +7,14 @@ from typing import Any, Protocol
 
 import httptools
 
+from longspan.gateway.heads import Head, HeadBook, KnownHead
 from longspan.gateway.wire import LAST_CHUNK, Header, chunk, find, response_head
 
 HIGH_WATER_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 1024 * 1024
+# A connection whose heads differ every time (a trace id in each) is not worth learning from.
+MAX_LESSONS = 8
 
 
 class Handler(Protocol):
@@ -27,9 +30,7 @@ class Handler(Protocol):
         """The client caught up."""
 
 
-# Method, target, headers, body, HTTP version, whether the connection may be kept.
-Request = tuple[bytes, bytes, list[Header], bytes, str, bool]
-Serve = Callable[["Downstream", bytes, bytes, list[Header], bytes], Handler | None]
+Serve = Callable[["Downstream", Head, bytes], Handler | None]
 
 
 class Downstream(asyncio.Protocol):
@@ -40,18 +41,22 @@ class Downstream(asyncio.Protocol):
         max_body_bytes: larger bodies get 413.
         register: the set of live connections, for draining.
         now: the loop's clock.
+        book: heads that were parsed before.
     """
 
     __slots__ = (
-        "_body", "_body_bytes", "_chunked", "_close", "_head_bytes", "_headers", "_keep", "_later", "_max",
-        "_now",
-        "_parser",
-        "_ready", "_register", "_serve", "_serving", "_url", "handler", "method", "paused", "touched", "transport", "version",
+        "_begun", "_body", "_body_bytes", "_book", "_chunked", "_close", "_head_bytes", "_headers", "_keep", "_known",
+        "_later", "_lessons", "_max", "_now", "_parser", "_ready", "_register", "_serve", "_serving", "_url", "handler",
+        "method", "paused", "touched", "transport", "version",
     )  # fmt: skip
 
     def __init__(
-        self, serve: Serve, max_body_bytes: int, register: set["Downstream"], now: Callable[[], float]
-    ) -> None:
+        self, serve: Serve, max_body_bytes: int, register: set["Downstream"], now: Callable[[], float],
+        book: HeadBook,
+    ) -> None:  # fmt: skip
+        self._book = book
+        self._known: KnownHead | None = None
+        self._lessons = 0
         self._serve = serve
         self._max = max_body_bytes
         self._register = register
@@ -64,10 +69,11 @@ class Downstream(asyncio.Protocol):
         self._close = False
         self._chunked = self._serving = False
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._ready: deque[Request] = deque()
+        self._ready: deque[tuple[Head, bytes]] = deque()
         self.method = b""
         self.version = "1.1"
         self.on_message_begin()
+        self._begun = False
 
     # ---- asyncio
 
@@ -106,6 +112,17 @@ class Downstream(asyncio.Protocol):
             if len(self._later) > MAX_PIPELINED_BYTES:
                 self.abort()
             return
+        between = not self._begun and not self._ready and not self._serving
+        if between and self._known is not None:
+            body = self._known.body_of(data)
+            if body is not None and len(body) <= self._max:
+                self._take(self._known.head, body)
+                if self._ready:
+                    self._next()
+                return
+        self._parse(data, between)
+
+    def _parse(self, data: bytes, between: bool) -> None:
         if not self._body_bytes:
             self._head_bytes += len(data)
         try:
@@ -118,20 +135,29 @@ class Downstream(asyncio.Protocol):
         else:
             if self._head_bytes > MAX_HEAD_BYTES + len(data) and not self._body_bytes and not self._ready:
                 self._refuse(431, b"Request head too large.")
+        if between and self._lessons < MAX_LESSONS and len(self._ready) == 1 and not self._close:
+            self._lessons += 1
+            head, body = self._ready.pop()
+            self._known = self._book.learn(data[: data.find(b"\r\n\r\n") + 4], head)
+            self._ready.append((self._known.head if self._known is not None else head, body))
         self._next()
+
+    def _take(self, head: Head, body: bytes) -> None:
+        """Serves a request; nothing else is being served."""
+        self.method, self.version = head.method, head.version
+        self._close = not head.keep
+        self._serving = True
+        try:
+            self.handler = self._serve(self, head, body)
+        finally:
+            self._serving = False
 
     def _next(self) -> None:
         """Serves the next whole request, if there is one and nothing else is served."""
         if self._serving:
             return  # called by an answer that is given at once; the loop below goes on
-        self._serving = True
-        try:
-            while self._ready and not self._close and self.handler is None:
-                self.method, url, headers, body, self.version, keep = self._ready.popleft()
-                self._close = not keep
-                self.handler = self._serve(self, self.method, url, headers, body)
-        finally:
-            self._serving = False
+        while self._ready and not self._close and self.handler is None:
+            self._take(*self._ready.popleft())
 
     def _refuse(self, status: int, message: bytes) -> None:
         self._close = True
@@ -145,6 +171,7 @@ class Downstream(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """httptools: a request begins."""
+        self._begun = True
         self._url = b""
         self._headers: list[Header] = []
         self._body: list[bytes] = []
@@ -182,9 +209,10 @@ class Downstream(asyncio.Protocol):
         """httptools: a whole request. Further ones in the same bytes wait for the answer to the first."""
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         parser = self._parser
-        request = (parser.get_method(), self._url, self._headers, body, parser.get_http_version(), self._keep)
-        self._ready.append(request)
+        head = Head(parser.get_method(), self._url, self._headers, parser.get_http_version(), self._keep)
+        self._ready.append((head, body))
         self._body = []
+        self._begun = False
         self._body_bytes = self._head_bytes = 0
 
     # ---- answers

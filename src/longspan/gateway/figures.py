@@ -52,10 +52,22 @@ class Figures:
         self.requests: Counter[tuple[str, str, str]] = Counter()
         self.tokens: Counter[tuple[str, str, str]] = Counter()
         self.usd: Counter[str] = Counter()
+        self.avoided_usd = 0.0
+        self.local_usd: dict[str, float] = {}
         self.failed_attempts: Counter[str] = Counter()
         self.overflows: Counter[str] = Counter()
         self.ttft = Histogram(TTFT_BOUNDS)
         self.prediction_error = Histogram(ERROR_BOUNDS)
+
+    def had(self, replica: str, usd: float) -> None:
+        """A replica cost this much, whether it was busy or not."""
+        self.local_usd[replica] = self.local_usd.get(replica, 0.0) + usd
+
+    def money(self) -> dict[str, float]:
+        """Dollars since the start: spent at providers, avoided by serving here, the price of our replicas, the balance."""
+        outside, local = float(sum(self.usd.values())), sum(self.local_usd.values())
+        return {"outside_usd": outside, "avoided_usd": self.avoided_usd, "local_usd": local,
+                "saved_usd": self.avoided_usd - local}  # fmt: skip
 
     def attempt_failed(self, cause: str) -> None:
         """An attempt failed before content."""
@@ -68,6 +80,7 @@ class Figures:
         self.requests[entry.model, target, entry.outcome] += 1
         self.tokens[entry.key, target, "prompt"] += entry.prompt_tokens
         self.tokens[entry.key, target, "completion"] += entry.completion_tokens
+        self.avoided_usd += row.avoided_usd
         if entry.usd:
             self.usd[target] += entry.usd  # type: ignore[assignment]  # a Counter adds floats just as well
         if entry.outside and entry.reason:
@@ -98,6 +111,14 @@ class Figures:
         family(
             "longspan_gateway_outside_usd_total", "counter", "Spent at providers.",
             ((f'{{target="{t}"}}', n) for t, n in self.usd.items()),
+        )  # fmt: skip
+        family(
+            "longspan_gateway_avoided_usd_total", "counter", "What requests served here would have cost at providers.",
+            (("", self.avoided_usd),),
+        )  # fmt: skip
+        family(
+            "longspan_gateway_local_usd_total", "counter", "What our replicas cost, busy or not (usd_per_hour).",
+            ((f'{{replica="{r}"}}', n) for r, n in self.local_usd.items()),
         )  # fmt: skip
         family(
             "longspan_gateway_failed_attempts_total", "counter", "Attempts that failed before content.",

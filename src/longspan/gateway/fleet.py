@@ -86,7 +86,7 @@ class Fleet:
     def provider(self, ticket: Ticket, tried: set[str], now: float) -> Provider | None:
         """The first provider that may take this request: allowed to leave, healthy, under its cap."""
         ask = ticket.ask
-        if ask.local_only or ask.state:
+        if ask.local_only or ask.state or ticket.continued:
             return None
         for provider in self._providers.get(ask.model, ()):
             name = provider.name

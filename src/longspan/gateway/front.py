@@ -1,12 +1,16 @@
-"""What is asked of a request before it is routed: path, key, body, model. Pure: bytes in, an answer or an Ask out."""
+"""What is asked of a request before it is routed: path, key, body, model. Pure: bytes in, an answer or an Ask out.
+
+What follows from the head alone is worked out once for every head, the rest once for every request.
+"""
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from longspan.gateway import affinity
 from longspan.gateway.config import PRIORITIES, GatewayConfig, KeyRule
-from longspan.gateway.dialect import PATHS, Dialect, dialect_of, error_body
+from longspan.gateway.dialect import OTHER, PATHS, RESPONSES, Dialect, dialect_of, error_body
+from longspan.gateway.heads import Head
 from longspan.gateway.request import BadBodyError, Body, read_body, session_of, state_of
 from longspan.gateway.ticket import Ask
 from longspan.gateway.wire import Header
@@ -17,6 +21,8 @@ ALSO_PASSED = frozenset(
 )
 # These change the engine for everybody, so they are no business of a client's.
 NEVER_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+# These need no key.
+OPEN_PATHS = ("/health", "/ready")
 _TRICKS = ("..", "//", "\\", "%2e", "%2f", "%5c", "%00", "%25")
 JSON: Header = (b"content-type", b"application/json")
 ANYONE = KeyRule("anyone", "")
@@ -31,13 +37,26 @@ class Answer:
     headers: tuple[Header, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request that may be routed."""
+@dataclass(slots=True, eq=False)
+class Meaning:
+    """What follows from a request's head alone, worked out once for every head (`heads.py`).
 
-    ask: Ask
-    body: Body
+    config: the configuration it was worked out under. answer: given without reading the body.
+    leads: the heads towards upstreams, all but what differs by request; filled as they are needed.
+    """
+
+    config: GatewayConfig
+    path: str
     dialect: Dialect
+    key: KeyRule = ANYONE
+    answer: Answer | None = None
+    models: bool = False
+    local_only: bool = False
+    priority: str = "normal"
+    session: bytes | None = None
+    request_id: str | None = None
+    content_type: bytes = b""
+    leads: dict[str, bytes] = field(default_factory=dict)
 
 
 def path_of(target: bytes) -> str | None:
@@ -61,22 +80,66 @@ def key_of(hashes: dict[str, KeyRule], known: dict[bytes, bytes], open_door: boo
     return rule or (ANYONE if open_door and not hashes else None)
 
 
-def admit(
-    config: GatewayConfig, key: KeyRule, request: int, path: str, known: dict[bytes, bytes], raw: bytes
-) -> Admitted | Answer:
-    """Reads a request's body and says what it asks for."""
-    dialect = dialect_of(path)
-    if path in NEVER_PASSED:
-        return refusal(
-            dialect, 403, "forbidden_path", f"{path} changes the engine for everybody and is not passed on."
-        )
-    if not path.startswith("/v1/") and path not in ALSO_PASSED:
-        return refusal(dialect, 404, "not_found", f"There is nothing at {path}.")
+def study(config: GatewayConfig, hashes: dict[str, KeyRule], head: Head) -> Meaning:
+    """Judges a head: its path, its key, what it wishes."""
+    path = path_of(head.target)
+    if path is None:
+        bad = refusal(OTHER, 400, "bad_path", "The request path is not plain.")
+        return Meaning(config, "", OTHER, answer=bad)
+    known = head.known
+    meaning = Meaning(config, path, dialect_of(path), request_id=_request_id(known.get(b"x-request-id")))
+    if path in OPEN_PATHS:
+        return meaning
+    key = key_of(hashes, known, open_door=not config.keys and not config.ledger)
+    if key is None:
+        text = "No valid key. Send `Authorization: Bearer lsp_...`."
+        meaning.answer = refusal(meaning.dialect, 401, "invalid_api_key", text)
+        return meaning
+    meaning.key = key
+    if path.startswith("/v1/models") and head.method in (b"GET", b"HEAD"):
+        meaning.answer = models_answer(config, key, path)
+    elif path in NEVER_PASSED:
+        text = f"{path} changes the engine for everybody and is not passed on."
+        meaning.answer = refusal(meaning.dialect, 403, "forbidden_path", text)
+    elif not path.startswith("/v1/") and path not in ALSO_PASSED:
+        meaning.answer = refusal(meaning.dialect, 404, "not_found", f"There is nothing at {path}.")
+    else:
+        _wishes(meaning, known)
+    return meaning
+
+
+def _wishes(meaning: Meaning, known: dict[bytes, bytes]) -> None:
+    """What a client may ask for in headers of ours."""
+    config, key = meaning.config, meaning.key
+    names = (name.encode() for name in config.routing.session_headers)
+    meaning.session = next((known[name] for name in names if name in known), None)
+    meaning.local_only = key.local_only
+    if b"x-longspan-local-only" in known:
+        said = known[b"x-longspan-local-only"].strip().lower()
+        meaning.local_only = key.local_only or said not in (b"0", b"false", b"no", b"")
+    meaning.priority = key.priority
+    wanted = known.get(b"x-longspan-priority", b"").decode("latin-1").strip().lower()
+    if wanted in PRIORITIES and PRIORITIES.index(wanted) > PRIORITIES.index(key.priority):
+        meaning.priority = wanted  # a client may step back, never forward
+    meaning.content_type = known.get(b"content-type", b"")
+
+
+def _request_id(given: bytes | None) -> str | None:
+    """The client's own id, if it is one that may stand in a log and a header."""
+    if given and len(given) <= 64 and given.replace(b"-", b"").replace(b"_", b"").isalnum():
+        return given.decode()
+    return None
+
+
+def admit(meaning: Meaning, request: int, raw: bytes) -> tuple[Ask, Body] | Answer:
+    """Reads a request's body and says what it asks for; an answer if it asks for nothing that is here."""
+    config, key, dialect = meaning.config, meaning.key, meaning.dialect
     try:
-        body = read_body(dialect, known.get(b"content-type", b""), raw)
+        body = read_body(dialect, meaning.content_type, raw)
     except BadBodyError as error:
         return refusal(dialect, 400, "invalid_body", str(error))
-    model = config.resolve(body.model) if body.model else _only_model(config, state_of(body, path))
+    state = state_of(body, meaning.path) if dialect is RESPONSES or dialect is OTHER else ""
+    model = config.resolve(body.model) if body.model else _only_model(config, state)
     if model is None:
         if body.model:
             names = ", ".join(entry.name for entry in config.models) or "none"
@@ -85,41 +148,20 @@ def admit(
         return refusal(dialect, 400, "model_required", "Several models are served here: name one in `model`.")
     if key.models and model not in key.models:
         return refusal(dialect, 403, "model_forbidden", f"Key {key.name!r} may not use the model {model!r}.")
-    return Admitted(_ask(config, key, request, model, body, known, path), body, dialect)
-
-
-def _ask(
-    config: GatewayConfig,
-    key: KeyRule,
-    request: int,
-    model: str,
-    body: Body,
-    known: dict[bytes, bytes],
-    path: str,
-) -> Ask:
-    session_header = next(
-        (known[n] for n in map(str.encode, config.routing.session_headers) if n in known), None
-    )
-    local = key.local_only
-    if b"x-longspan-local-only" in known:
-        local = local or known[b"x-longspan-local-only"].strip().lower() not in (b"0", b"false", b"no", b"")
-    priority = key.priority
-    wanted = known.get(b"x-longspan-priority", b"").decode("latin-1").strip().lower()
-    if wanted in PRIORITIES and PRIORITIES.index(wanted) > PRIORITIES.index(priority):
-        priority = wanted  # a client may step back, never forward
     mode = config.routing.affinity
     prefix: tuple[int, ...] = ()
     if (
-        mode in ("auto", "prefix")
-        and not session_header
+        len(raw) >= affinity.PREFIX_STEPS[0]
+        and mode in ("auto", "prefix")
+        and not meaning.session
         and body.fields
-        and len(body.raw) >= affinity.PREFIX_STEPS[0]
     ):
         prefix = affinity.prefix_keys(affinity.prompt_text(body.fields))
-    session = session_of(body, session_header, mode)
-    state = state_of(body, path)
-    tokens, most = body.prompt_tokens, body.max_tokens
-    return Ask(request, model, key.name, tokens, most, body.stream, local, priority, session, prefix, state)
+    session = session_of(body, meaning.session, mode) if meaning.session or mode == "session" else None
+    return Ask(
+        request, model, key.name, body.prompt_tokens, body.max_tokens, body.stream, meaning.local_only,
+        meaning.priority, session, prefix, state,
+    ), body  # fmt: skip
 
 
 def _only_model(config: GatewayConfig, state: str) -> str | None:

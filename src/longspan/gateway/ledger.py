@@ -13,7 +13,7 @@ class Entry(NamedTuple):
 
     outcome: `ok`, `client_error`, `client_gone`, or the code of the error that ended it.
     started: wall clock, seconds since the epoch. ttft_seconds: None if no content came.
-    usd: price at a provider; 0 at a replica of our own.
+    usd: price at a provider; 0 at a replica of our own. trace: its ids (`trace.py`) where it is recorded.
     """
 
     request_id: str
@@ -32,6 +32,7 @@ class Entry(NamedTuple):
     cached_tokens: int = 0
     usd: float = 0.0
     reason: str = ""
+    trace: str = ""
 
 
 class Try(NamedTuple):
@@ -45,15 +46,20 @@ class Try(NamedTuple):
     cause: str
     reason: str
     candidates: dict[str, float]
+    continues: bool = False
 
 
 class Row(NamedTuple):
-    """An entry with what the dispatcher knew: seconds held, the first prediction, and every attempt."""
+    """An entry with what the dispatcher knew: seconds held, the first prediction, and every attempt.
+
+    avoided_usd: what a request that was served here would have cost at its model's provider; 0 without one.
+    """
 
     entry: Entry
     held_seconds: float
     predicted_seconds: float
     attempts: tuple[Try, ...] = ()
+    avoided_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +72,25 @@ class Sum:
     prompt_tokens: int
     completion_tokens: int
     usd: float
+    avoided_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Where requests went and what that cost; avoided_usd as in a row, before the price of our own replicas."""
+
+    requests: int
+    outside: int
+    outside_usd: float
+    avoided_usd: float
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What another threshold would have meant on the same requests.
 
-    Only requests whose wait is known are moved: those held here. Outside prices are the ledger's own average, so
-    the result is an estimate; without one outside request in the ledger the price must be given.
+    Only requests whose wait is known are moved: those held here. The price of one that was served here is the
+    provider's as it was then, else the ledger's average per token, else the one given: the result is an estimate.
     """
 
     threshold_seconds: float
@@ -101,9 +118,8 @@ def replay(rows: Iterable[Row], threshold_seconds: float, usd_per_completion_tok
     for row in rows:
         requests += 1
         entry = row.entry
-        price = (
-            entry.usd if entry.outside and entry.usd else entry.completion_tokens * usd_per_completion_token
-        )
+        known = entry.usd if entry.outside else row.avoided_usd
+        price = known or entry.completion_tokens * usd_per_completion_token
         waited = max(row.held_seconds, row.predicted_seconds)
         forced = entry.outside and not entry.reason.startswith(("queue_eta", "held"))
         then += entry.outside
@@ -130,6 +146,7 @@ def explain(row: Row) -> list[str]:
         line = f"attempt {number}: {where} {attempt.target} at +{attempt.at_seconds:.3f} s{guess}, {got}"
         line += f"; ended by {attempt.cause}" if attempt.cause else ""
         line += f"; left because {attempt.reason}" if attempt.reason else ""
+        line += "; goes on with what the attempt before delivered" if attempt.continues else ""
         lines.append(line)
         if attempt.candidates:
             parts = ", ".join(
@@ -139,6 +156,11 @@ def explain(row: Row) -> list[str]:
     if entry.ttft_seconds is not None:
         lines.append(f"first content reached the client after {entry.ttft_seconds:.3f} s")
     cached = f" ({entry.cached_tokens} from the prefix cache)" if entry.cached_tokens else ""
+    if entry.trace:
+        lines.append(f"trace {entry.trace.split('-', 1)[0]}")
     lines.append(f"{entry.prompt_tokens} prompt tokens{cached}, {entry.completion_tokens} completion tokens")
-    lines.append(f"cost {entry.usd:.6f} USD at {entry.target}" if entry.outside else "no outside cost")
+    spared = f"; a provider would have charged {row.avoided_usd:.6f} USD" if row.avoided_usd else ""
+    lines.append(
+        f"cost {entry.usd:.6f} USD at {entry.target}" if entry.outside else "no outside cost" + spared
+    )
     return lines

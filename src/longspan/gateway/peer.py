@@ -96,6 +96,10 @@ class RemoteLink:
         """Its attempt failed before content."""
         self._tell("failed", request, cause)
 
+    def broken(self, request: int, cause: str) -> None:
+        """Its stream was cut after content, and could be continued."""
+        self._tell("broken", request, cause)
+
     def slow(self, request: int) -> None:
         """Its attempt passed the first-token deadline."""
         self._tell("slow", request)

@@ -4,18 +4,18 @@ Thin on purpose: where a request goes is decided by the dispatcher, what an even
 here awaits: everything is a callback of a connection or of the sweep.
 """
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from longspan.gateway.continuation import CAUSES, Delivered, declaration, possible, rest_of
 from longspan.gateway.dialect import RESPONSES, error_body, error_event
-from longspan.gateway.front import Admitted
-from longspan.gateway.outside import allowed_body, price_usd
-from longspan.gateway.request import Body, rewrite
+from longspan.gateway.front import Meaning
+from longspan.gateway.heads import Head
+from longspan.gateway.request import Body
 from longspan.gateway.sse import StreamScanner, Usage, usage_in_json
-from longspan.gateway.ticket import Action, GiveUp, Reject, Send
+from longspan.gateway.ticket import Action, Ask, GiveUp, Reject, Send
 from longspan.gateway.upstream import Upstream
-from longspan.gateway.wire import NOT_TO_CLIENT, Header, find, request_head
+from longspan.gateway.wire import NOT_TO_CLIENT, Header, find
 
 if TYPE_CHECKING:
     from longspan.gateway.downstream import Downstream
@@ -35,36 +35,40 @@ class Exchange:
     """A request being served. It ends in exactly one of `_end_ok`, `_end_error` and `client_lost`."""
 
     __slots__ = (
-        "_buffer", "_buffered", "_cancel", "_client", "_closed", "_connection", "_failure", "_gateway", "_head",
-        "_method", "_relaying", "_scanner", "_status", "_target", "_usage", "ask", "attempt_at", "body",
-        "dialect", "first_at", "headers", "idle_at", "next_slow", "outside", "reason", "request_id", "resent", "started",
-        "target",
+        "_buffer", "_buffered", "_cancel", "_carried", "_client", "_closed", "_connection", "_cut", "_delivered",
+        "_failure", "_gateway", "_head", "_relaying", "_rest", "_resuming", "_scanner", "_status", "_usage", "ask",
+        "attempt_at", "body", "dialect", "first_at", "head", "idle_at", "meaning", "next_slow", "outside", "reason",
+        "request_id", "resent", "started", "target", "trace",
     )  # fmt: skip
 
     def __init__(
-        self, gateway: "Gateway", client: "Downstream", method: bytes, target: bytes, headers: list[Header],
-        admitted: Admitted, request_id: str,
+        self, gateway: "Gateway", client: "Downstream", head: Head, meaning: Meaning, ask: Ask, body: Body,
+        request_id: str,
     ) -> None:  # fmt: skip
         self._gateway = gateway
         self._client = client
-        self._method = method
-        self._target = target
-        self.headers = headers
-        self.body = admitted.body
-        self.dialect = admitted.dialect
-        self.ask = admitted.ask
+        self.head = head
+        self.meaning = meaning
+        self.dialect = meaning.dialect
+        self.ask = ask
+        self.body = body
         self.request_id = request_id
         self.started = gateway.now()
         self.attempt_at = self.first_at = self.idle_at = self.next_slow = 0.0
         self.target = ""  # the upstream's name
         self.outside = False
         self.reason = ""
+        self.trace = ""
         self.resent = False
         self._connection: Upstream | None = None
         self._cancel: Any = None
         self._failure: tuple[int, list[Header], bytes] | None = None
         self._usage: Usage | None = None
-        self._closed = False
+        self._closed = self._relaying = self._resuming = False
+        self._delivered: Delivered | None = None
+        self._cut = ("", "")
+        self._rest: dict[str, Any] | None = None
+        self._carried = 0
         self._renew()
 
     def _renew(self) -> None:
@@ -74,7 +78,6 @@ class Exchange:
         self._scanner: StreamScanner | None = None
         self._buffer: list[bytes] = []
         self._buffered = 0
-        self._relaying = False
 
     # ---- the dispatcher's actions
 
@@ -85,6 +88,8 @@ class Exchange:
         if isinstance(action, Send):
             self._drop()
             self.target, self.outside, self.reason = action.target, action.outside, action.reason
+            if self._rest is not None:
+                self.reason = f"continued after {self._carried} tokens"
             self.resent = False
             self._attempt()
         elif isinstance(action, Reject):
@@ -93,7 +98,8 @@ class Exchange:
             self._give_up()
 
     def _attempt(self, fresh: bool = False) -> None:
-        self._renew()
+        if self.attempt_at:
+            self._renew()
         self.attempt_at = self._gateway.now()
         self.next_slow = self.attempt_at + self._gateway.config.timeouts.ttft_seconds
         self._cancel = self._gateway.pools[self.target].acquire(self, fresh)
@@ -116,27 +122,19 @@ class Exchange:
             connection.abort()
             return
         self._connection = connection
-        pool = self._gateway.pools[self.target]
-        path = pool.base_path + self._target
-        headers = self._gateway.upstream_headers(self)
-        raw = self._raw_body()
-        connection.send(self, request_head(self._method, path, pool.host_header, headers, len(raw)) + raw)
-
-    def _raw_body(self) -> bytes:
-        if not self.body.raw:
-            return b""
-        name = self._gateway.upstream_model(self.target, self.ask.model)
-        if self.outside and self.body.fields is not None:
-            provider = self._gateway.providers[self.target]
-            fields = allowed_body(provider, self.body.fields)
-            if len(fields) != len(self.body.fields):
-                raw = json.dumps(fields).encode()
-                return rewrite(
-                    Body(raw, fields, self.body.model, self.body.stream, self.body.shows_usage),
-                    self.dialect,
-                    name,
-                )
-        return rewrite(self.body, self.dialect, name)
+        pool, outgoing = self._gateway.pools[self.target], self._gateway.outgoing
+        raw = outgoing.body(self.target, self.body, self.dialect, self.ask.model, self._rest)
+        head = outgoing.head(
+            self.target,
+            pool.host_header,
+            pool.base_path,
+            self.head,
+            self.meaning,
+            self.request_id,
+            self.trace,
+            len(raw),
+        )
+        connection.send(self, head + raw)
 
     def upstream_failed(self, cause: str) -> None:
         """No connection."""
@@ -149,7 +147,14 @@ class Exchange:
         self._head = headers
         if status < 300 and (find(headers, b"content-type") or b"").startswith(b"text/event-stream"):
             hide = self.body.stream and self.dialect.usage_option and not self.body.shows_usage
-            self._scanner = StreamScanner(self.dialect, hide)
+            if self._gateway.config.routing.continue_streams and not self.outside and not self._resuming:
+                self._delivered = Delivered() if possible(self.dialect, self.body.fields) else None
+            self._scanner = StreamScanner(self.dialect, hide, self._delivered, self._carried)
+        elif self._resuming:
+            self._drop()
+            self._broken(
+                f"{self.target} refused to go on with the answer.", "stream_interrupted", {}, "refused"
+            )
 
     def upstream_data(self, data: bytes) -> None:
         """Body bytes came."""
@@ -161,7 +166,9 @@ class Exchange:
         if out:
             now = self._gateway.now()
             self.idle_at = now
-            if self._relaying:
+            if self._resuming:
+                self._resume(out)
+            elif self._relaying:
                 self._client.more(out)
             else:
                 self._commit(now)
@@ -177,6 +184,14 @@ class Exchange:
                 "engine_error",
                 scanner.error,
             )
+
+    def _resume(self, out: bytes) -> None:
+        """The first bytes of a sibling's rest."""
+        self._resuming = False
+        self._gateway.link.content(self.ask.id)
+        self._client.more(declaration(self.target, self._carried, self._cut[1]) + out)
+        if self._client.paused:
+            self.client_full()
 
     def _plain(self, data: bytes) -> None:
         """A body that is no event stream: held while small, relayed when it grows."""
@@ -240,7 +255,7 @@ class Exchange:
         if scanner.error is not None:
             self._broken(str(scanner.error.get("message")), "engine_error", scanner.error)
         elif not scanner.done and self.dialect.strict_end:
-            self._broken("The stream ended without its end marker.", "stream_truncated", {}, rest)
+            self._broken("The stream ended without its end marker.", "stream_truncated", {})
         elif self._relaying:
             self._end_ok()
             self._client.end(rest)
@@ -257,16 +272,16 @@ class Exchange:
         connection, self._connection = self._connection, None
         if self._scanner is not None and self._scanner.done:
             self._end_of_stream(self._scanner)
-        elif self._relaying:
-            self._broken("The connection to the engine was lost.", "stream_interrupted", {})
         elif not answered and connection is not None and connection.reused and not self.resent:
             self.resent = True  # the engine closed an idle connection while we wrote: nobody's fault
             self._attempt(fresh=True)
+        elif self._relaying:
+            self._broken("The connection to the engine was lost.", "stream_interrupted", {})
         else:
             self._failed("reset")
 
-    def _broken(self, message: str, code: str, error: dict[str, Any], rest: bytes = b"") -> None:
-        """The attempt failed: invisibly before content, with an error event after it."""
+    def _broken(self, message: str, code: str, error: dict[str, Any], cause: str = "cut") -> None:
+        """The attempt failed: invisibly before content, with an error event or a sibling's rest after it."""
         scanner = self._scanner
         if not self._relaying:
             if error:
@@ -275,16 +290,37 @@ class Exchange:
                 self._failure = (status, [JSON_HEADER], error_body(self.dialect, status, code, message))
             self._failed("error event" if error else "early end")
             return
-        if scanner is None:
+        if scanner is None and not self._resuming:
             self._end_error(code)
             self._client.abort()
             return
-        event = error_event(self.dialect, message, code, scanner.events, retryable=True)
+        self._cut = (message, code)
+        if scanner is not None:
+            self._carried += scanner.events
+            self._usage = scanner.usage
+            self._scanner = None
+        delivered, fields = self._delivered, self.body.fields
+        if delivered is not None and delivered.whole and code in CAUSES and fields is not None:
+            self._rest = rest_of(self.dialect, fields, delivered.text, self._carried)
+            if self._rest is not None:
+                self.idle_at = self._gateway.now()
+                self._resuming = True
+                self._gateway.link.broken(self.ask.id, cause)
+                return
+        self._end_cut()
+
+    def _end_cut(self) -> None:
+        """The stream ends with an error event that says what was delivered."""
+        message, code = self._cut
+        event = error_event(self.dialect, message, code, self._carried, retryable=True)
         self._end_error(code)
         self._client.end(event)
 
     def _failed(self, cause: str) -> None:
         self._drop()
+        if self._resuming:
+            self._broken("The connection to the engine was lost.", "stream_interrupted", {}, cause)
+            return
         self._gateway.link.failed(self.ask.id, cause)
 
     # ---- the client's events
@@ -338,7 +374,9 @@ class Exchange:
         if scanner is not None:
             usage = dict(scanner.usage or {})
             if "completion" not in usage or (self.dialect.name == "messages" and not scanner.done):
-                usage["completion"] = max(usage.get("completion", 0), scanner.events)
+                usage["completion"] = max(usage.get("completion", 0), self._carried + scanner.events)
+        elif self._carried:
+            usage["completion"] = max(usage.get("completion", 0), self._carried)
         if "prompt" not in usage and (usage.get("completion") or self._relaying):
             usage["prompt"] = self.ask.prompt_tokens
         return usage
@@ -360,6 +398,9 @@ class Exchange:
 
     def _give_up(self) -> None:
         """Nothing is left to try: the last failure, in the engine's own words if it had any."""
+        if self._relaying:
+            self._end_cut()
+            return
         if self._failure is not None:
             status, headers, body = self._failure
             self._status, self._head = status, headers
@@ -385,14 +426,7 @@ class Exchange:
         if self.outside:
             if self.reason:
                 headers.append((b"x-overflow-reason", self.reason.encode("ascii", "replace")))
-            cost = self._gateway.cost_text(self.target, self.ask, self._usage)
+            cost = self._gateway.outgoing.cost_text(self.target, self.ask, self._usage)
             if cost:
                 headers.append((b"x-overflow-cost", cost))
         return headers
-
-    def price(self, usage: Usage) -> float:
-        """What the request cost at its provider; 0 at a replica of our own."""
-        if not self.outside:
-            return 0.0
-        provider = self._gateway.providers.get(self.target)
-        return price_usd(provider, usage.get("prompt", 0), usage.get("completion", 0)) if provider else 0.0

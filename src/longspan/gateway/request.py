@@ -27,6 +27,7 @@ class Body:
 
     fields: the top level of a JSON body, None for any other kind.
     shows_usage: the client asked for the usage chunk of a stream.
+    max_tokens: the completion limit that the client set, 0 without one.
     """
 
     raw: bytes
@@ -34,20 +35,12 @@ class Body:
     model: str | None
     stream: bool = False
     shows_usage: bool = False
+    max_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
         """Estimated prompt tokens."""
         return len(self.raw) // BYTES_PER_TOKEN if self.fields is not None else 0
-
-    @property
-    def max_tokens(self) -> int:
-        """The completion limit that the client set, 0 without one."""
-        for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-            value = self.fields.get(name) if self.fields else None
-            if isinstance(value, int) and value > 0:
-                return value
-        return 0
 
 
 def read_body(dialect: Dialect, content_type: bytes, raw: bytes) -> Body:
@@ -72,7 +65,15 @@ def read_body(dialect: Dialect, content_type: bytes, raw: bytes) -> Body:
         raise BadBodyError("`model` is not a string.")
     options = fields.get("stream_options")
     shows = isinstance(options, dict) and bool(options.get("include_usage"))
-    return Body(raw, fields, model, fields.get("stream") is True, shows)
+    return Body(raw, fields, model, fields.get("stream") is True, shows, _limit(fields))
+
+
+def _limit(fields: dict[str, Any]) -> int:
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = fields.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 0
 
 
 def _loads(raw: bytes) -> Any:

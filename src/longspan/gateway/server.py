@@ -2,24 +2,25 @@
 
 import asyncio
 import os
+import random
 import ssl
 import time
 import traceback
 from collections.abc import Mapping
 from typing import Protocol
 
-from longspan.gateway import front
+from longspan.gateway import front, trace
 from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica
-from longspan.gateway.dialect import dialect_of, error_body
+from longspan.gateway.dialect import OTHER, error_body
 from longspan.gateway.downstream import Downstream, Handler
+from longspan.gateway.heads import Head, HeadBook
 from longspan.gateway.ledger import Entry
 from longspan.gateway.log import Log
-from longspan.gateway.outside import ALLOWED_HEADERS, ASSUMED_COMPLETION_TOKENS, price_usd
+from longspan.gateway.outgoing import Outgoing
 from longspan.gateway.proxy import JSON_HEADER, Exchange
 from longspan.gateway.sse import Usage
 from longspan.gateway.ticket import Action, Ask
 from longspan.gateway.upstream import Pool
-from longspan.gateway.wire import NOT_TO_ENGINE, Header, connection_tokens, find
 
 SWEEP_SECONDS = 0.1
 # A client connection without a request, or that is slow to send one, is closed after this long.
@@ -42,6 +43,9 @@ class Link(Protocol):
 
     def failed(self, request: int, cause: str) -> None:
         """Its attempt failed before content."""
+
+    def broken(self, request: int, cause: str) -> None:
+        """Its stream was cut after content, and could be continued."""
 
     def slow(self, request: int) -> None:
         """Its attempt passed the first-token deadline."""
@@ -67,14 +71,13 @@ class Gateway:
         self.exchanges: dict[int, Exchange] = {}
         self.clients: set[Downstream] = set()
         self.pools: dict[str, Pool] = {}
-        self.providers: dict[str, Provider] = {}
         self.moved: dict[str, float] = {}
         self.draining = False
+        self._book = HeadBook()
         self._next_id = worker << ID_BITS
         self._id_prefix = os.urandom(5).hex()
-        self._secrets: Mapping[str, bytes] = {}
         self._hashes: dict[str, KeyRule] = {}
-        self._upstream_models: dict[str, str] = {}
+        self.outgoing = Outgoing(config, {}, keyed=True)
 
     def configure(
         self, config: GatewayConfig, secrets: Mapping[str, bytes], tls: ssl.SSLContext | None
@@ -89,20 +92,16 @@ class Gateway:
             if old is not None:
                 old.close()
             self.pools[upstream.name] = pool
-        self._secrets = secrets
         self.config = config
-        self.providers = {provider.name: provider for provider in config.providers}
-        self._upstream_models = {r.name: r.upstream_model or r.model for r in config.replicas}
         self._hashes = {key.sha256: key for key in config.keys}
+        self.outgoing = Outgoing(config, secrets, keyed=bool(self._hashes))
 
     # ---- requests
 
-    def guarded(
-        self, client: Downstream, method: bytes, target: bytes, headers: list[Header], raw: bytes
-    ) -> Handler | None:
+    def guarded(self, client: Downstream, head: Head, raw: bytes) -> Handler | None:
         """`serve`, with our own bugs turned into a 500 that holds no permit."""
         try:
-            return self.serve(client, method, target, headers, raw)
+            return self.serve(client, head, raw)
         except Exception as error:  # noqa: BLE001 - the last line of defence of a process that must not stop
             self.log.write(
                 "bug", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc(limit=-5)
@@ -110,15 +109,13 @@ class Gateway:
             exchange, client.handler = client.handler, None
             if isinstance(exchange, Exchange):
                 exchange.client_lost()
-            body = error_body(
-                dialect_of(""), 500, "internal_error", "An error in the gateway itself; see its log."
-            )
+            body = error_body(OTHER, 500, "internal_error", "An error in the gateway itself; see its log.")
             client.answer(500, [JSON_HEADER], body)
             return None
 
     def connection(self) -> Downstream:
         """A protocol for a new client."""
-        return Downstream(self.guarded, self.config.max_body_bytes, self.clients, self.now)
+        return Downstream(self.guarded, self.config.max_body_bytes, self.clients, self.now, self._book)
 
     def act(self, action: Action) -> None:
         """Carries out a decision of the brain's."""
@@ -126,102 +123,57 @@ class Gateway:
         if exchange is not None:
             exchange.act(action)
 
-    def serve(
-        self, client: Downstream, method: bytes, target: bytes, headers: list[Header], raw: bytes
-    ) -> Handler | None:
+    def serve(self, client: Downstream, head: Head, raw: bytes) -> Handler | None:
         """A whole request came."""
-        path = front.path_of(target)
-        known = dict(headers)
-        request_id = self._request_id(known.get(b"x-request-id"))
-        answer = self._answer(path)
+        meaning = head.meaning
+        if meaning is None or meaning.config is not self.config:
+            meaning = head.meaning = front.study(self.config, self._hashes, head)
+        self._next_id += 1
+        request_id = meaning.request_id or f"{self._id_prefix}-{self._next_id:x}"
+        answer = meaning.answer
         if answer is None:
-            assert path is not None
-            key = front.key_of(self._hashes, known, open_door=not self.config.keys and not self.config.ledger)
-            if key is None:
-                text = "No valid key. Send `Authorization: Bearer lsp_...`."
-                answer = front.refusal(dialect_of(path), 401, "invalid_api_key", text)
-            elif path.startswith("/v1/models") and method in (b"GET", b"HEAD"):
-                answer = front.models_answer(self.config, key, path)
+            if meaning.path in front.OPEN_PATHS:
+                answer = self._health(meaning.path)
             else:
-                self._next_id += 1
-                admitted = front.admit(self.config, key, self._next_id, path, known, raw)
-                if isinstance(admitted, front.Admitted):
-                    method = b"GET" if method == b"HEAD" else method
-                    exchange = Exchange(self, client, method, target, headers, admitted, request_id)
-                    self.exchanges[admitted.ask.id] = exchange
+                admitted = front.admit(meaning, self._next_id, raw)
+                if isinstance(admitted, tuple):
+                    ask, body = admitted
+                    exchange = Exchange(self, client, head, meaning, ask, body, request_id)
+                    self.exchanges[ask.id] = exchange
+                    if self.config.tracing is not None:
+                        exchange.trace = self._trace(head)
                     client.handler = exchange
-                    self.link.arrive(admitted.ask)
+                    self.link.arrive(ask)
                     return client.handler
                 answer = admitted
         client.answer(answer.status, [*answer.headers, (b"x-request-id", request_id.encode())], answer.body)
         return None
 
-    def _answer(self, path: str | None) -> front.Answer | None:
+    def _trace(self, head: Head) -> str:
+        assert self.config.tracing is not None
+        begun = trace.begin(head.known.get(trace.HEADER), self.config.tracing.share, random.getrandbits)
+        return trace.format_trace(begun) if begun is not None else ""
+
+    def _health(self, path: str) -> front.Answer:
         """Answers that need no key."""
-        if path is None:
-            return front.refusal(dialect_of(""), 400, "bad_path", "The request path is not plain.")
         if path == "/health":
             return front.Answer(200, b'{"status":"alive"}', (JSON_HEADER,))
-        if path == "/ready":
-            ready = not self.draining and self.link.ready()
-            body = b'{"ready":true}' if ready else b'{"ready":false}'
-            return front.Answer(200 if ready else 503, body, (JSON_HEADER,))
-        return None
-
-    def _request_id(self, given: bytes | None) -> str:
-        if given and len(given) <= 64 and given.replace(b"-", b"").replace(b"_", b"").isalnum():
-            return given.decode()
-        return f"{self._id_prefix}-{self._next_id + 1:x}"
-
-    def upstream_headers(self, exchange: Exchange) -> list[Header]:
-        """The headers of an attempt. An outside provider gets a short list and never the client's key."""
-        given = exchange.headers
-        if exchange.outside:
-            headers = [item for item in given if item[0] in ALLOWED_HEADERS]
-        else:
-            dropped = connection_tokens(given)
-            headers = [item for item in given if item[0] not in NOT_TO_ENGINE and item[0] not in dropped]
-            headers.append((b"x-request-id", exchange.request_id.encode()))
-        headers.append((b"accept-encoding", b"identity"))
-        secret = self._secrets.get(exchange.target)
-        if secret is not None:
-            headers.append((b"authorization", b"Bearer " + secret))
-            if exchange.outside and exchange.dialect.name == "messages":
-                headers.append((b"x-api-key", secret))
-        elif not exchange.outside and not self._hashes:
-            given_key = find(given, b"authorization")  # no keys here: the engine may ask for its own
-            if given_key is not None:
-                headers.append((b"authorization", given_key))
-        return headers
-
-    def upstream_model(self, upstream: str, model: str) -> str | None:
-        """The model's name at an upstream."""
-        provider = self.providers.get(upstream)
-        return provider.models.get(model) if provider is not None else self._upstream_models.get(upstream)
-
-    def cost_text(self, name: str, ask: Ask, usage: Usage | None) -> bytes:
-        """`x-overflow-cost`: the price once usage is known, else the most that was set aside; nothing if free."""
-        provider = self.providers.get(name)
-        if provider is None:
-            return b""
-        if usage is not None:
-            usd = price_usd(provider, usage.get("prompt", 0), usage.get("completion", 0))
-            return b"%.6f USD" % usd if usd else b""
-        usd = price_usd(provider, ask.prompt_tokens, ask.max_tokens or ASSUMED_COMPLETION_TOKENS)
-        return b"about %.6f USD" % usd if usd else b""
+        ready = not self.draining and self.link.ready()
+        body = b'{"ready":true}' if ready else b'{"ready":false}'
+        return front.Answer(200 if ready else 503, body, (JSON_HEADER,))
 
     def over(self, exchange: Exchange, outcome: str, status: int, usage: Usage) -> None:
         """A request ended, in whatever way: tells the brain once, with what is to be accounted."""
         ask = exchange.ask
         if self.exchanges.pop(ask.id, None) is None:
             return
-        seconds = self.now() - exchange.started
+        started = exchange.started
+        seconds = self.now() - started
         entry = Entry(
             exchange.request_id, ask.key, ask.model, exchange.target, exchange.outside, outcome, status, ask.stream,
-            time.time() - seconds, round(seconds, 4),
-            round(exchange.first_at - exchange.started, 4) if exchange.first_at and ask.stream else None,
-            usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0), exchange.price(usage),
-            exchange.reason,
+            time.time() - seconds, seconds, exchange.first_at - started if exchange.first_at and ask.stream else None,
+            usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0),
+            self.outgoing.price(exchange.target, usage) if exchange.outside else 0.0, exchange.reason, exchange.trace,
         )  # fmt: skip
         self.link.over(ask.id, entry)
 
@@ -229,7 +181,7 @@ class Gateway:
 
     async def run_clock(self) -> None:
         """Sweeps deadlines and idle connections."""
-        next_idle = 0.0
+        next_idle = next_rest = 0.0
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self.now()
@@ -238,8 +190,10 @@ class Gateway:
                 self.link.moved(seen)
             for exchange in list(self.exchanges.values()):
                 exchange.sweep(now)
-            for pool in self.pools.values():
-                pool.sweep()
+            if now > next_rest:
+                next_rest = now + 0.5
+                for pool in self.pools.values():
+                    pool.sweep()
             if now > next_idle:
                 next_idle = now + 5.0
                 for client in [

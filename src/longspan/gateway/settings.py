@@ -1,7 +1,6 @@
 """The configuration file as it lives: read, judged with its secrets, watched, read again."""
 
 import asyncio
-import contextlib
 import os
 import ssl
 from collections.abc import Callable
@@ -9,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from longspan.errors import GatewayConfigError, LongspanError
-from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica, parse_config
+from longspan.gateway.config import GatewayConfig, KeyRule, Provider, Replica
+from longspan.gateway.configfile import parse_config
 from longspan.gateway.log import Log
 from longspan.gateway.server import upstreams
 
@@ -99,9 +99,7 @@ async def watch_file(
     seen: `stamp_of` the file just before it was read the first time.
     """
     while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RELOAD_SECONDS):
-                await poke.wait()
+        await asyncio.sleep(RELOAD_SECONDS)
         stamp = stamp_of(path)
         if not poke.is_set() and stamp == seen:
             continue

@@ -8,13 +8,15 @@ import json
 import re
 from typing import Any
 
+from longspan.gateway.continuation import Delivered, joined_usage
 from longspan.gateway.dialect import CHAT, MESSAGES, RESPONSES, TEXT, Dialect
 
 # An event longer than this is relayed in pieces: nothing of ours is that long, and memory must stay bounded.
 MAX_HELD_BYTES = 256 * 1024
 
 Usage = dict[str, int]
-_DECODER = json.JSONDecoder()
+_SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C scanner, undocumented since 2.7
+_COLON = re.compile(rb"\s*:\s*")
 _BOUNDARY = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 
 
@@ -26,22 +28,23 @@ class StreamScanner:
     error: the engine's own error event, not released to the client.
     events: content events released, which is the number of tokens for engines that send one a token.
     usage: the last usage numbers seen.
+
+    Args:
+        delivered: where the text is kept if the stream may have to be continued elsewhere.
+        resumed: tokens that the client has from an attempt before this one, which goes on where it ended.
     """
 
     __slots__ = (
-        "_held",
-        "_raw",
-        "_tail",
-        "content",
-        "dialect",
-        "done",
-        "error",
-        "events",
-        "hide_usage",
-        "usage",
-    )
+        "_delivered", "_held", "_joined", "_resumed", "_tail", "content", "dialect", "done", "error", "events",
+        "hide_usage", "usage",
+    )  # fmt: skip
 
-    def __init__(self, dialect: Dialect, hide_usage: bool = False) -> None:
+    def __init__(
+        self, dialect: Dialect, hide_usage: bool = False, delivered: Delivered | None = None, resumed: int = 0
+    ) -> None:
+        self._delivered = delivered
+        self._resumed = resumed
+        self._joined = b""
         self.dialect = dialect
         self.hide_usage = hide_usage
         self.content = False
@@ -51,7 +54,6 @@ class StreamScanner:
         self.usage: Usage | None = None
         self._held = b""
         self._tail = b""
-        self._raw = False
 
     def feed(self, data: bytes) -> bytes:
         """Takes the next bytes, returns what may go to the client now."""
@@ -71,7 +73,7 @@ class StreamScanner:
             data = data[:cut]
             if not data:
                 return b""
-        if self.content and not self.error:
+        if self.content and not self.error and self._delivered is None:
             for needle in self.dialect.needles:
                 if needle in data:
                     break
@@ -96,7 +98,6 @@ class StreamScanner:
         out = self._held + data
         self._held = b""
         self.content = True
-        self._raw = True
         self.events += 1
         return out
 
@@ -115,9 +116,11 @@ class StreamScanner:
                     out.append(self._release(b""))
                 continue
             if not self.content and verdict in ("content", "done"):
-                out.append(self._held)
+                out.append(self._held if not self._resumed else b"")
                 self._held = b""
                 self.content = True
+            if self._joined:
+                event, self._joined = self._joined, b""  # noqa: PLW2901 - the same event, its numbers put right
             if verdict == "content":
                 self.events += 1
             if verdict != "error":
@@ -135,9 +138,15 @@ class StreamScanner:
         try:
             value = json.loads(payload)
         except ValueError:
-            return "content"  # broken events are the engine's; they pass, and what follows them too
+            value = None
+        verdict = self._judge_value(value)
+        if self._delivered is not None and verdict == "content":
+            self._delivered.take(value)
+        return verdict
+
+    def _judge_value(self, value: Any) -> str:
         if not isinstance(value, dict):
-            return "content"
+            return "content"  # broken events are the engine's; they pass, and what follows them too
         if self.dialect is RESPONSES:
             return self._judge_responses(value)
         if self.dialect is MESSAGES:
@@ -149,7 +158,10 @@ class StreamScanner:
             return self._fail(value["error"])
         usage = value.get("usage")
         if isinstance(usage, dict):
-            self.usage = read_usage(usage)
+            if self._resumed:
+                value = joined_usage(value, self._resumed)
+                self._joined = b"data: " + json.dumps(value).encode() + b"\n\n"
+            self.usage = read_usage(value["usage"])
             if value.get("choices") == []:
                 return "hide" if self.hide_usage else "hold"
         if self.dialect is not CHAT and self.dialect is not TEXT:
@@ -215,11 +227,12 @@ def usage_in_json(body: bytes) -> Usage | None:
     """The usage object of an answer that is not a stream, found without parsing the rest."""
     at = len(body)
     while (at := body.rfind(b'"usage"', 0, at)) >= 0:
-        rest = body[at + 7 : at + 2007].lstrip()
-        if rest[:1] == b":":
+        found = _COLON.match(body, at + 7)
+        if found is not None:
+            text = body[found.end() : at + 2007].decode("utf-8", "replace")
             try:
-                value, _ = _DECODER.raw_decode(rest[1:].decode("utf-8", "replace").lstrip())
-            except ValueError:
+                value, _ = _SCAN(text, 0)
+            except (ValueError, StopIteration):
                 return None
             return read_usage(value) if isinstance(value, dict) else None
     return None

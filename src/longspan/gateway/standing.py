@@ -11,6 +11,8 @@ SMOOTHING = (
     0.3  # weight of the newest sample in every moving average; a guess, the last few requests dominate
 )
 SCRAPE_FRESH_SECONDS = 4.0
+# From this share of its cache on, an engine that lets requests wait does so for want of cache. A guess.
+KV_FULL = 0.9
 # Without metrics only our own streams show progress, and a lone long prefill shows none: convict later. A guess.
 BLIND_FACTOR = 4.0
 
@@ -39,6 +41,7 @@ class Standing:
         self.pending_tokens = 0  # prompt tokens of those
         self.alive: bool | None = None
         self.probe_failures = 0
+        self.trouble = ""
         self.stalled = False
         self.suspect = False
         self.moved_at = now  # last byte of content, change of a counter, or moment when work began
@@ -85,7 +88,7 @@ class Standing:
         if replica.state != "ready":
             return f"{replica.name} is {replica.state}" + (f" ({replica.reason})" if replica.reason else "")
         if self.alive is False:
-            return f"{replica.name} does not answer"
+            return f"{replica.name} does not answer" + (f" ({self.trouble})" if self.trouble else "")
         if self.stalled:
             return f"{replica.name} is stalled: work outstanding, no token for {now - self.moved_at:.0f} s"
         if not self.breaker.closed:
@@ -194,6 +197,7 @@ class Standing:
                 break
         if not served or not ticket.attempts:
             return
+        self.moved_at = max(self.moved_at, now)
         attempt = ticket.attempts[-1]
         began = attempt.first or attempt.began or attempt.sent
         self.service_seconds = _blend(self.service_seconds, max(0.001, now - began))
@@ -208,12 +212,15 @@ class Standing:
         self.foreign = max(0.0, told - len(self.flight))
         # Gauges lag 3 to 18 s (vllm#49538); ones that know fewer than half of our requests are not believed.
         self.load_trusted = told * 2 >= len(self.flight)
-        if self.replica.max_running or not self.load_trusted:
+        if not self.load_trusted:
             return
-        if load.waiting > 0:
-            self._set_capacity(max(1.0, load.running))
+        told_seqs = self.replica.max_running
+        # A told limit is lowered only where the engine waits for cache: it may also wait for its next step.
+        if load.waiting > 0 and (not told_seqs or load.kv_used > KV_FULL):
+            self._set_capacity(max(1.0, min(load.running, told_seqs or load.running)))
         elif self.capacity is not None and load.running + 1 >= self.capacity:
-            self.capacity = max(self.capacity, load.running) * 1.5 + 1
+            grown = max(self.capacity, load.running) * 1.5 + 1
+            self.capacity = min(grown, float(told_seqs)) if told_seqs else grown
 
     def _set_capacity(self, capacity: float) -> None:
         unknown, self.capacity = self.capacity is None, capacity

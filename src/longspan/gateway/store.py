@@ -1,39 +1,46 @@
 """SQLite behind one writer thread: the ledger, keys made through the admin API, and the audit log.
 
-The event loop only puts into a queue; rows are written in batches ten times a second, so that a slow disk delays
+The event loop only puts into a queue; rows are written in batches, at most ten a second, so that a slow disk delays
 nobody. Readers (`gateway why`, exports) open the file themselves: WAL lets them.
 """
 
+import contextlib
 import json
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from longspan.errors import GatewayError
 from longspan.gateway.config import KeyRule
-from longspan.gateway.ledger import Entry, Row, Sum, Try
+from longspan.gateway.ledger import Balance, Entry, Row, Sum, Try
 
 BATCH_SECONDS = 0.1
+# Older rows are deleted, so that the file does not grow for ever; once an hour, a slice at a time.
 KEEP_DAYS = 90
+FORGET_SECONDS = 3600.0
+FORGET_ROWS = 20_000
 SCHEMA = """
 create table if not exists requests (
   request_id text, key text, model text, target text, outside integer, outcome text, status integer, stream integer,
   started real, seconds real, ttft_seconds real, prompt_tokens integer, completion_tokens integer,
-  cached_tokens integer, usd real, reason text, held_seconds real, predicted_seconds real, attempts text
+  cached_tokens integer, usd real, reason text, trace text default '', held_seconds real, predicted_seconds real, attempts text, avoided_usd real default 0
 );
 create index if not exists requests_id on requests (request_id);
 create index if not exists requests_started on requests (started);
 create table if not exists keys (name text primary key, sha256 text unique, rule text, created real, revoked real);
 create table if not exists audit (at real, actor text, action text, subject text, detail text);
 """
+# Columns that ledgers of earlier versions lack.
+ADDED = {"avoided_usd": "real default 0", "trace": "text default ''"}
 COLUMNS = (
     "request_id, key, model, target, outside, outcome, status, stream, started, seconds, ttft_seconds, "
-    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, held_seconds, predicted_seconds, attempts"
+    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, trace, held_seconds, predicted_seconds, attempts, avoided_usd"
 )
-INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 19)})"  # noqa: S608 - constants only
+INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 21)})"  # noqa: S608 - constants only
 GROUPS = ("key", "model", "target", "outcome")
 
 
@@ -46,6 +53,10 @@ class Store:
         try:
             with _open(path) as db:
                 db.executescript(SCHEMA)
+                known = {row[1] for row in db.execute("pragma table_info(requests)")}
+                for name, kind in ADDED.items():
+                    if name not in known:
+                        db.execute(f"alter table requests add column {name} {kind}")
             path.chmod(0o600)
         except (sqlite3.Error, OSError) as error:
             text = f"The ledger {path} cannot be opened: {error}."
@@ -81,18 +92,25 @@ class Store:
 
     def _write(self) -> None:
         db = _open(self.path)
+        forget_at = written = 0.0
         while True:
             item = self._queue.get()
             batch = [item] if item is not None else []
-            self._stop.wait(BATCH_SECONDS)
+            self._stop.wait(
+                max(0.0, written + BATCH_SECONDS - time.monotonic())
+            )  # the first of a calm is written at once
             while not self._queue.empty():
                 more = self._queue.get()
                 if more is not None:
                     batch.append(more)
+            written = time.monotonic()
             try:
                 _run(db, batch)
             except sqlite3.Error:
                 self.lost += len(batch)  # a full disk must not stop the answers; /metrics shows the loss
+            if (now := time.time()) > forget_at:
+                forget_at = now + FORGET_SECONDS
+                _forget(db, now)
             if self._stop.is_set() and self._queue.empty():
                 db.close()
                 return
@@ -107,9 +125,17 @@ def _run(db: sqlite3.Connection, batch: list[tuple[str, tuple[Any, ...]]]) -> No
                 db.execute(sql, values)
 
 
+def _forget(db: sqlite3.Connection, now: float) -> None:
+    with contextlib.suppress(sqlite3.Error), db:
+        db.execute(
+            "delete from requests where rowid in (select rowid from requests where started < ? limit ?)",
+            (now - KEEP_DAYS * 86400, FORGET_ROWS),
+        )
+
+
 def _columns(row: Row) -> tuple[Any, ...]:
-    entry, held, predicted, attempts = row
-    return (*entry, held, predicted, json.dumps(attempts))
+    entry, held, predicted, attempts, avoided = row
+    return (*entry, held, predicted, json.dumps(attempts), avoided)
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -131,9 +157,11 @@ def _reader(path: Path) -> sqlite3.Connection:
 
 
 def _row(values: tuple[Any, ...]) -> Row:
-    *columns, held, predicted, attempts = values
+    *columns, held, predicted, attempts, avoided = values
     columns[4], columns[7] = bool(columns[4]), bool(columns[7])
-    return Row(Entry(*columns), held, predicted, tuple(Try(*item) for item in json.loads(attempts)))
+    return Row(
+        Entry(*columns), held, predicted, tuple(Try(*item) for item in json.loads(attempts)), avoided or 0.0
+    )
 
 
 def find_request(path: Path, request_id: str) -> Row | None:
@@ -165,10 +193,23 @@ def sums(path: Path, by: str, since: float, until: float) -> list[Sum]:
     try:
         sql = (
             f"select {by}, count(*), sum(outcome not in ('ok', 'client_error', 'client_gone')), "  # noqa: S608
-            "sum(prompt_tokens), sum(completion_tokens), sum(usd) from requests "
+            "sum(prompt_tokens), sum(completion_tokens), sum(usd), sum(avoided_usd) from requests "
             f"where started >= ? and started < ? group by {by} order by {by}"
         )
         return [Sum(*values) for values in db.execute(sql, (since, until))]
+    finally:
+        db.close()
+
+
+def balance(path: Path, since: float, until: float) -> Balance:
+    """The share of local and outside traffic in a span of time, and the money."""
+    db = _reader(path)
+    try:
+        sql = (
+            "select count(*), coalesce(sum(outside), 0), coalesce(sum(usd), 0), coalesce(sum(avoided_usd), 0) "
+            "from requests where started >= ? and started < ?"
+        )
+        return Balance(*db.execute(sql, (since, until)).fetchone())
     finally:
         db.close()
 

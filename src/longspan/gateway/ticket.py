@@ -42,13 +42,15 @@ class Attempt:
     began: float | None = None
     cause: str = ""
     candidates: dict[str, float] = field(default_factory=dict)
+    continues: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
     """The dispatcher's record of a live request.
 
-    waiting: it stands in the wait room. tried: upstreams that failed it. Exactly one of waiting and `where` is
+    waiting: it stands in the wait room. tried: upstreams that failed it. continued: the client has content of an
+    attempt before, and a sibling goes on with it: no provider can, and no wait is worth it. Exactly one of waiting and `where` is
     set while the request lives, which the tests check as an invariant.
     """
 
@@ -59,6 +61,7 @@ class Ticket:
     tried: set[str] = field(default_factory=set)
     attempts: list[Attempt] = field(default_factory=list)
     retried_same: bool = False
+    continued: bool = False
     limited: bool = False
     reserved_usd: float = 0.0
 

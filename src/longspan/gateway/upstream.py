@@ -14,11 +14,14 @@ from typing import Any, Protocol
 
 import httptools
 
+from longspan.gateway.answers import AnswerBook
 from longspan.gateway.wire import Header, split_url
 
 IDLE_SECONDS = 4.0
 HIGH_WATER_BYTES = 64 * 1024
 MAX_IDLE = 256
+_BOOK = AnswerBook()
+_FRAMING = (b"content-length", b"transfer-encoding", b"content-encoding")
 
 
 class Receiver(Protocol):
@@ -47,7 +50,7 @@ class Upstream(asyncio.Protocol):
     """One connection. `receiver` is set while a request uses it."""
 
     __slots__ = (
-        "_blocks", "_coded", "_complete", "_framed", "_head", "_headers", "_keep", "_parser", "_pool", "_reading", "_status",
+        "_begun", "_blocks", "_coded", "_complete", "_framed", "_head", "_headers", "_keep", "_parser", "_pool", "_reading", "_status",
         "answered", "idle_since", "receiver", "reused", "transport",
     )  # fmt: skip
 
@@ -57,14 +60,14 @@ class Upstream(asyncio.Protocol):
         self.receiver: Receiver | None = None
         self.reused = False
         self.idle_since = 0.0
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._renew()
 
     def _renew(self) -> None:
-        self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
         self._blocks: list[bytes] = []
         self._status = 0
-        self._head = self._complete = self.answered = self._framed = False
+        self._begun = self._head = self._complete = self.answered = self._framed = False
         self._coded: zlib._Decompress | None = None
         self._reading = True
         self._keep = False
@@ -105,6 +108,12 @@ class Upstream(asyncio.Protocol):
         if receiver is None:
             self.abort()  # bytes nobody asked for
             return
+        if not self._begun:
+            whole = _BOOK.whole(data)
+            if whole is not None:
+                self._take(receiver, *whole)
+                return
+            self._begun = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -118,6 +127,15 @@ class Upstream(asyncio.Protocol):
             self._blocks.clear()
             self._deliver(receiver, body)
         if self._complete and self.receiver is receiver:
+            self._finish(receiver)
+
+    def _take(self, receiver: Receiver, status: int, headers: list[Header], body: bytes) -> None:
+        """A plain whole answer, which the parser need not see."""
+        self.answered = self._framed = self._keep = True
+        receiver.upstream_head(status, headers)
+        if body and self.receiver is receiver:
+            receiver.upstream_data(body)
+        if self.receiver is receiver:
             self._finish(receiver)
 
     def _deliver(self, receiver: Receiver, body: bytes) -> None:
@@ -166,6 +184,9 @@ class Upstream(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: one header."""
         name = name.lower()
+        if name not in _FRAMING:
+            self._headers.append((name, value))
+            return
         if name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
             self._framed = True
         elif name == b"content-encoding" and value.strip().lower() in (b"gzip", b"x-gzip", b"deflate"):
@@ -204,6 +225,7 @@ class Pool:
         self.base_path = path.removesuffix("/v1").encode()
         self.tls = tls if scheme == "https" else None
         self.connect_seconds = connect_seconds
+        self.trouble = ""  # why TLS failed the last time, for people
         self.open: set[Upstream] = set()
         self._idle: deque[Upstream] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -233,10 +255,12 @@ class Pool:
                 _, connection = await self._loop.create_connection(
                     lambda: Upstream(self), self.host, self.port, ssl=self.tls
                 )
-        except (OSError, ssl.SSLError, TimeoutError):
+        except (OSError, TimeoutError) as error:
+            self.trouble = _tls_trouble(error)
             receiver.upstream_failed("connect")
             return
         assert connection.transport is not None
+        self.trouble = ""
         connection.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self.open.add(connection)
         receiver.upstream_ready(connection)
@@ -266,6 +290,12 @@ class Pool:
         """Closes idle connections; busy ones end with their requests."""
         while self._idle:
             self._idle.popleft().abort()
+
+
+def _tls_trouble(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    return f"TLS failed: {error.reason}" if isinstance(error, ssl.SSLError) else ""
 
 
 def _nothing() -> None:

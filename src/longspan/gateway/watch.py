@@ -73,7 +73,8 @@ class Watch:
                 refused = True
             except (OSError, TimeoutError):
                 pass
-            self._perform(self._dispatcher.probed(name, ok, refused, self._loop.time()))
+            trouble = self._pools[name].trouble
+            self._perform(self._dispatcher.probed(name, ok, refused, self._loop.time(), trouble))
             standing = self._dispatcher.fleet.standings.get(name)
             dead = standing is not None and standing.alive is False
             await asyncio.sleep(

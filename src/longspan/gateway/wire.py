@@ -16,6 +16,9 @@ NOT_TO_ENGINE = HOP_BY_HOP | {
 }  # fmt: skip
 NOT_TO_CLIENT = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-served-by"}
 
+# Without a body these name no length.
+BODILESS = (b"GET", b"HEAD", b"DELETE")
+
 REASONS = {
     200: b"OK", 201: b"Created", 202: b"Accepted", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized",
     403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout",
@@ -33,16 +36,19 @@ def connection_tokens(headers: Iterable[Header]) -> frozenset[bytes]:
     return frozenset()
 
 
+def request_lead(method: bytes, target: bytes, host: bytes, headers: Sequence[Header]) -> bytes:
+    """The head of a request to an upstream up to its last lines; `headers` are final and lower-case."""
+    lines = [method + b" " + target + b" HTTP/1.1\r\nhost: " + host]
+    lines += [name + b": " + value for name, value in headers]
+    return b"\r\n".join(lines)
+
+
 def request_head(
     method: bytes, target: bytes, host: bytes, headers: Sequence[Header], body_bytes: int
 ) -> bytes:
-    """The head of a request to an upstream; `headers` are final and lower-case."""
-    lines = [method + b" " + target + b" HTTP/1.1\r\nhost: " + host]
-    lines += [name + b": " + value for name, value in headers]
-    if body_bytes or method not in (b"GET", b"DELETE"):
-        lines.append(b"content-length: %d" % body_bytes)
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines)
+    """The whole head of a request to an upstream."""
+    length = b"" if not body_bytes and method in BODILESS else b"\r\ncontent-length: %d" % body_bytes
+    return request_lead(method, target, host, headers) + length + b"\r\n\r\n"
 
 
 def response_head(status: int, headers: Sequence[Header], framing: bytes, close: bool) -> bytes:

@@ -17,7 +17,8 @@ from typing import Any
 import uvloop
 
 from longspan.gateway.brain import Brain
-from longspan.gateway.config import GatewayConfig, KeyRule, parse_config
+from longspan.gateway.config import GatewayConfig, KeyRule
+from longspan.gateway.configfile import parse_config
 from longspan.gateway.ledger import Entry
 from longspan.gateway.listener import open_listener
 from longspan.gateway.log import Log
@@ -102,7 +103,7 @@ class Workers:
         elif kind == "log":
             self._log.write(rest[0], worker=number, **rest[1])
         else:
-            assert kind in ("content", "own", "failed", "slow", "moved")
+            assert kind in ("content", "own", "failed", "broken", "slow", "moved")
             getattr(self.brain, kind)(*rest)
 
     def _lost(self, number: int) -> None:

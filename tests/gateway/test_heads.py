@@ -1,0 +1,145 @@
+"""Known heads: whatever a connection learned, it serves what the parser would have served."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longspan.gateway.downstream import Downstream
+from longspan.gateway.heads import Head, HeadBook
+
+Served = list[tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]]
+
+
+class Sink(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.gone = False
+
+    def write(self, data: Any) -> None:
+        """Keeps it."""
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        """Notes it."""
+        self.gone = True
+
+    abort = close
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing."""
+
+
+class EveryTime(HeadBook):
+    """Learns nothing: every head is parsed."""
+
+    def learn(self, raw: bytes, head: Head) -> None:
+        """No."""
+
+
+def serve(pieces: list[bytes], book: HeadBook, max_body_bytes: int = 10_000) -> tuple[Served, bytes, bool]:
+    """What one connection serves of these reads, each answered at once."""
+    served: Served = []
+
+    def answer(client: Downstream, head: Head, body: bytes) -> None:
+        rest = [item for item in head.headers if item[0] != b"content-length"]
+        served.append((head.method, head.target, rest, body))
+        client.answer(200, [], b"%d" % len(body))
+
+    sink = Sink()
+    client = Downstream(answer, max_body_bytes, set(), lambda: 0.0, book)
+    client.connection_made(sink)
+    for piece in pieces:
+        if not sink.gone:
+            client.data_received(piece)
+    return served, sink.written, sink.gone
+
+
+NAMES = st.sampled_from(
+    [b"X-A", b"authorization", b"Content-Type", b"connection", b"X-Content-Length", b"Expect"]
+)
+VALUES = st.sampled_from([b"", b"a", b"keep-alive", b"close", b"content-length: 3", b"7", b"100-continue"])
+LENGTHS = st.sampled_from([b"Content-Length: ", b"content-length:", b"CONTENT-LENGTH:  "])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[bytes]:
+    """A few requests of one client: the same head around the length, or nearly; cut anywhere or not at all."""
+    before = draw(st.lists(st.tuples(NAMES, VALUES), max_size=3))
+    after = draw(st.lists(st.tuples(NAMES, VALUES), max_size=2))
+    label = draw(LENGTHS)
+    out = []
+    for _ in range(draw(st.integers(1, 5))):
+        body = draw(st.binary(max_size=40))
+        said = draw(
+            st.sampled_from([b"%d" % len(body)] * 6 + [b"0%d" % len(body), b"+1", b"1x", b"99999999999", b""])
+        )
+        lines = [b"POST /v1/x HTTP/1.1"]
+        lines += [name + b": " + value for name, value in before]
+        lines += [label + said, *(name + b": " + value for name, value in after), b"", b""]
+        raw = b"\r\n".join(lines) + body
+        if draw(st.integers(0, 4)) == 0:
+            at = draw(st.integers(0, len(raw)))
+            out += [raw[:at], raw[at:]]
+        elif out and draw(st.integers(0, 4)) == 0:
+            out[-1] += raw
+        else:
+            out.append(raw)
+    return [piece for piece in out if piece]
+
+
+@given(requests())
+def test_a_known_head_means_what_the_parser_says(pieces: list[bytes]) -> None:
+    """Same requests, same answers, same end of the connection, with a book that others filled and without one."""
+    book = HeadBook()
+    serve(pieces, book)
+    assert serve(pieces, book) == serve(pieces, EveryTime())
+
+
+def test_the_second_request_is_not_parsed() -> None:
+    """The point of it: the same Head object, with the meaning that was worked out for the first."""
+    heads: list[Head] = []
+
+    def answer(client: Downstream, head: Head, body: bytes) -> None:
+        heads.append(head)
+        client.answer(200, [], b"")
+
+    book = HeadBook()
+    for _ in range(2):  # another connection shares it
+        client = Downstream(answer, 100, set(), lambda: 0.0, book)
+        client.connection_made(Sink())
+        for body in (b"{}", b"{  }"):
+            client.data_received(b"POST / HTTP/1.1\r\ncontent-length: %d\r\nx: y\r\n\r\n" % len(body) + body)
+    assert all(head is heads[0] for head in heads)
+
+
+@pytest.mark.parametrize("more", ["transfer-encoding: chunked", "expect: 100-continue", "upgrade: h2c"])
+def test_heads_that_do_more_are_always_parsed(more: str) -> None:
+    """Chunked bodies, interim answers and upgrades are the parser's."""
+    name, value = more.encode().split(b": ")
+    raw = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n" + more.encode() + b"\r\n\r\n"
+    head = Head(b"POST", b"/", [(b"content-length", b"2"), (name, value)], "1.1", True)
+    assert HeadBook().learn(raw, head) is None
+
+
+def test_a_larger_body_than_allowed_is_refused_also_with_a_known_head() -> None:
+    """The limit holds on the short way, too."""
+    head = b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n"
+    served, written, gone = serve([head % 2 + b"{}", head % 30 + b"x" * 30], HeadBook(), max_body_bytes=10)
+    assert [body for _, _, _, body in served] == [b"{}"]
+    assert b" 413 " in written
+    assert gone
+
+
+def test_the_book_is_bounded() -> None:
+    """Strangers cannot fill it."""
+    book = HeadBook()
+    for number in range(2000):
+        raw = b"POST /%d HTTP/1.1\r\ncontent-length: 2\r\n\r\n" % number
+        book.learn(raw, Head(b"POST", b"/", [(b"content-length", b"2")], "1.1", True))
+    assert len(book._known) <= 512
