@@ -135,18 +135,19 @@ class Drive:
     ) -> list[Action]:
         """All nodes answer: the same versions and the same copies, unless told otherwise."""
         found: list[Action] = []
-        for number, node in enumerate(self.machine.nodes):
+        for number, node in enumerate(self.machine.spec.ray_nodes()):
             found += self.answer(f"facts:{node.name}", (facts or {}).get(node.name, FACTS))
             found += self.answer(f"write:{node.name}", {})
             found += self.answer(f"ports:{node.name}", [7000 + 10 * number + i for i in range(5)])
-            found += self.answer(f"digest:{node.name}", (digests or {}).get(node.name, copy()))
+            if node in self.machine.nodes:
+                found += self.answer(f"digest:{node.name}", (digests or {}).get(node.name, copy()))
         return found
 
     def ray(self) -> list[Action]:
         """The head's Ray runs (if it is ours) and all GPUs join."""
         found: list[Action] = []
         if not self.machine.spec.ray_address:
-            found += self.say(self.machine.head.name, "ray", "Ray runtime started.")
+            found += self.say(self.machine.spec.ray_nodes()[0].name, "ray", "Ray runtime started.")
         size = self.machine.spec.world_size
         return found + self.say(
             self.machine.head.name, "launcher", launcher_line("gpus", have=size, want=size, nodes=[])

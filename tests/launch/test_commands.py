@@ -5,12 +5,14 @@ import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driving import NODES, SECRETS, Drive, make_spec, make_steps
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longspan.deployment import RayPorts
 from longspan.errors import InputError
 from longspan.launch import commands
 from longspan.launch.actions import Start
@@ -142,6 +144,25 @@ def test_ray_start_as_text() -> None:
     assert "--head" not in follower.argv
     assert follower.env["NCCL_SOCKET_IFNAME"] == "ib0"
     assert "CUDA_VISIBLE_DEVICES" not in follower.env
+
+
+def test_ray_on_fixed_ports() -> None:
+    """On hosts of their own every port of Ray's comes from the documented block; the head's own two only on the head."""
+    common: dict[str, Any] = {
+        "head_address": "10.0.0.1", "port": 20100, "own_ports": (1, 2), "temp_dir": "/t", "token_file": "/k",
+    }  # fmt: skip
+    head = commands.ray_start(NODES[0], head=True, fixed=RayPorts(), **common)
+    follower = commands.ray_start(NODES[1], head=False, fixed=RayPorts(), **common)
+    for process in (head, follower):
+        flags = [word.partition("=") for word in process.argv]
+        ports = [int(value) for name, _, value in flags if name.endswith("port")]
+        assert ports
+        assert all(20100 <= port <= 20599 for port in ports)
+        assert len(ports) == len(set(ports))
+        assert "--min-worker-port=20110" in process.argv
+    assert "--ray-client-server-port=20101" in head.argv
+    assert head.env["AUTOSCALER_METRIC_PORT"] == "20108"
+    assert "AUTOSCALER_METRIC_PORT" not in follower.env
 
 
 def test_launcher_as_text() -> None:

@@ -62,6 +62,34 @@ def test_ray_starts_head_first(start: Callable[..., Drive]) -> None:
     )
 
 
+def test_a_head_without_gpu(start: Callable[..., Drive]) -> None:
+    """It gets an agent, files and Ray's head with no GPU, but no copy of the model and no rank; the launcher stays with rank 0."""
+    head = NodeSpec("h", "10.0.0.9", 0, ssh="h")
+    drive = start(ray_head=head, ray_first_port=20100)
+    calls = {action.call for action in drive.agents() if isinstance(action, Call)}
+    assert {"facts:h", "write:h", "ports:h", "digest:a"} <= calls
+    assert "digest:h" not in calls
+    (ray,) = drive.checkpoint()
+    assert isinstance(ray, Start)
+    assert (ray.node, "--head" in ray.process.argv, "--num-gpus=0" in ray.process.argv) == ("h", True, True)
+    actions = drive.say("h", "ray", "Ray runtime started.")
+    started = [(action.node, action.process.name) for action in actions if isinstance(action, Start)]
+    assert started == [("a", "ray"), ("b", "ray"), (FRONT, "gateway"), ("a", "launcher")]
+    follower = next(action.process for action in actions if isinstance(action, Start) and action.node == "b")
+    assert "--address=10.0.0.9:20100" in follower.argv
+    size = drive.machine.spec.world_size
+    drive.say("a", "launcher", launcher_line("gpus", have=size, want=size, nodes=[]))
+    for stage in drive.stages()[3:]:
+        stage()
+    assert drive.machine.phase == "serving"
+    assert {action.node for action in drive.do(DownAsked()) if isinstance(action, StopAll)} == {
+        FRONT,
+        "h",
+        "a",
+        "b",
+    }
+
+
 def test_a_joined_ray_is_not_started(start: Callable[..., Drive]) -> None:
     """In a Ray that somebody else started only the gateway and the launcher are processes of ours."""
     drive = start(ray_address="10.0.0.9:6379")

@@ -249,7 +249,7 @@ FAULTS = (
     Fault("clock off", file_state(wrong_clock), "clock-skew", "h2"),
     Fault("/dev/shm too small", host_state(run("mount", "-o", "remount,size=64m", "/dev/shm"), run("mount", "-o", "remount,size=50%", "/dev/shm")),
           "shm-too-small", "h2"),
-    Fault("segments of a dead engine", host_state(run("touch", "/dev/shm/nccl-AbCdEf"), run("rm", "/dev/shm/nccl-AbCdEf")), "shm-stale", "h2", "warning"),
+    Fault("segments of a dead engine", host_state(run("touch", "-d", "1 hour ago", "/dev/shm/nccl-AbCdEf"), run("rm", "/dev/shm/nccl-AbCdEf")), "shm-stale", "h2", "warning"),
     Fault("ulimit low", file_state(low_limit), "ulimit-nofile", "h2"),
     Fault("model on one node only", file_state(on_one_node), "model-path-missing", "h2", model=f"{MODEL}/m"),
     Fault("another copy of the model", file_state(other_copy), "model-copies-differ", "h2", model=f"{MODEL}/m"),

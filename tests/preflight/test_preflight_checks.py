@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longspan.preflight.catalogue import CHECKS, GROUPS, findings, judge
 from longspan.preflight.check import majority, minority
-from longspan.preflight.checks_collective import guilty
+from longspan.preflight.checks_collective import guilty, only_waited
 from longspan.preflight.facts import Held, Nic, NodeFacts, Route
 from longspan.preflight.scene import GroupResult, Scene
 from preflight.scenes import causes, gpu, node, outcome, pair, rdma, rdma_port, scene
@@ -37,7 +37,7 @@ def test_a_healthy_scene_has_no_finding() -> None:
     whole = replace(whole, nodes=tuple(replace(one, model=MODEL) for one in whole.nodes))
     assert findings(judge(whole)) == []
     skipped = {one.check.id for one in judge(whole) if one.outcome.skipped}
-    assert skipped == {"flashinfer", "transformers", "ray-token", "hub-access", "custom-all-reduce"}
+    assert skipped == {"flashinfer", "transformers", "ray-token", "hub-access", "custom-all-reduce", "ibgda"}
 
 
 def test_every_check_says_why_it_is_skipped_or_what_it_saw() -> None:
@@ -125,6 +125,17 @@ def test_one_node_that_is_ill(
     assert causes(check, scene(first, node("b", **change))) == expected
 
 
+def test_the_planned_device_decides_which_checks_are_asked() -> None:
+    """Ranks on processors need no GPU, though the node has one; ranks on GPUs miss them where no driver lists any."""
+    busy = scene(node("a", gpus=(gpu(used_bytes=40 << 30),)), node("b"))
+    assert outcome("gpu-memory", replace(busy, device="cpu")).skipped == "the ranks run on processors"
+    assert causes("gpu-count", replace(scene(), device="cuda")) == [
+        ("a", "error", "gpu-missing"),
+        ("b", "error", "gpu-missing"),
+    ]
+    assert outcome("gpu-count", scene()).skipped
+
+
 def test_locked_memory_counts_with_rdma_only() -> None:
     """A limit is an error where NCCL will register buffers, and no matter with sockets."""
     small = {"limits": {"memlock": 8 << 20, "nofile_hard": 1 << 20}}
@@ -146,6 +157,7 @@ def test_model_copies(model: dict[str, object], cause: str) -> None:
     """A copy that is absent, incomplete, cut short or another one."""
     ill = scene(node("a", model=MODEL), node("b", model=model), model="/models/m")
     assert causes("model", ill) == [("b", "error", cause)]
+    assert bool(causes("model", replace(ill, digests_follow=True))) == (cause != "model-copies-differ")
     assert outcome("model", scene()).skipped == "no model was named"
 
 
@@ -190,6 +202,24 @@ def test_rdma_that_differs() -> None:
         "gpudirect",
         scene(rdma("a", rdma_port(), gpus=(gpu(),)), rdma("b", rdma_port(), gpus=(gpu(),), modules=())),
     ) == [("b", "warning", "gpudirect-missing")]
+
+
+def test_ibgda_counts_with_deepep_only() -> None:
+    """Asked for where the low-latency kernels are; a node that lacks an option or gdrdrv is named."""
+    params = 'EnableStreamMemOPs: 1\nRegistryDwords: "PeerMappingOverride=1;"\n'
+    ready = rdma("a", rdma_port(), modules=("gdrdrv", "nvidia_peermem"), driver_params=params)
+    asked = scene(ready, rdma("b", rdma_port()), vllm_arguments=("--all2all-backend", "deepep_low_latency"))
+    assert causes("ibgda", asked) == [("b", "error", "ibgda-missing")]
+    assert outcome("ibgda", replace(asked, vllm_arguments=())).skipped
+
+
+def test_rank_groups_of_one_node_are_not_judged_by_the_network() -> None:
+    """The GPUs of one node talk over NVLink or PCIe: the network's rate says nothing of them."""
+    inside = GroupResult(("a",), "nccl", latency_seconds=1e-5, bus_bytes_per_second=1e9)
+    assert (
+        causes("collective-rate", scene(wanted={"a": {"rate_bits_per_second": 400e9}}, groups=(inside,)))
+        == []
+    )
 
 
 # ---- pairs
@@ -293,6 +323,22 @@ def test_the_guilty_node_is_found(count: int, data: st.DataObject) -> None:
         for other in names[i + 1 :]
     )
     assert guilty(groups) == (bad,)
+
+
+def test_of_two_nodes_the_one_that_failed_by_itself() -> None:
+    """With a single pair the member that only waited is not blamed; where both waited, both are named."""
+    errors = {
+        "a": "DistBackendError: timed out after 10 s",
+        "b": "RuntimeError: Unable to find address for: eth9",
+    }
+    assert guilty((GroupResult(("a", "b"), "gloo", errors=errors),)) == ("b",)
+    both = GroupResult(
+        ("a", "b"), "gloo", errors={**errors, "b": "DistNetworkError: failed to recv, got 0 bytes"}
+    )
+    assert guilty((both,)) == ("a", "b")
+    assert only_waited(both)
+    assert not only_waited(replace(both, errors=errors))
+    assert not only_waited(replace(both, errors={}))
 
 
 @given(

@@ -2,7 +2,8 @@
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from lab.build import Lab
 from lab.hosts import HostSpec
 from longspan.cli import check_record, preflighting
 from longspan.deployment import NodeSpec
+from longspan.host import Conversation, SshHost
 from longspan.preflight.run import Options
 from preflight.lab_faults import FAULTS, MODEL, PORTS, Bench, Fault
 
@@ -43,8 +45,6 @@ def lab(make_lab: MakeLab) -> Iterator[Lab]:
 @pytest.fixture
 def bench(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """The nodes as a correct cluster file names them."""
-    import sys
-
     monkeypatch.setenv("PATH", f"{lab.bin}:{os.environ['PATH']}")
     for host in lab.hosts:
         for old in list(host.outside(MODEL).rglob("config.json")):
@@ -129,6 +129,30 @@ def test_nothing_stays_on_the_hosts(bench: Bench) -> None:
     for host in bench.lab.hosts:
         listing = host.run(["ps", "-eww", "-o", "args"]).stdout
         assert "longspan-old" not in listing  # stands in the argument of the program that was sent
+
+
+def test_sixteen_hosts(make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One session a host, however many pairs there are; all 240 ordered pairs are tried and pass. How long it takes is measured
+    by benchmarks/check_seconds.py."""
+    opened: list[str] = []
+    real = SshHost.open
+
+    def counted(host: SshHost, argv: Sequence[str]) -> Conversation:
+        opened.append(host.name)
+        return real(host, argv)
+
+    monkeypatch.setattr(SshHost, "open", counted)
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/root")}
+    with make_lab([HostSpec(f"h{number}", f"eth{number}") for number in range(1, 17)], env=env) as many:
+        monkeypatch.setenv("PATH", f"{many.bin}:{os.environ['PATH']}")
+        nodes = {
+            host.name: NodeSpec(host.name, host.address, 1, host.name, sys.executable) for host in many.hosts
+        }
+        checked = check(Bench(many, many.root, nodes))
+    assert {finding.cause for finding in checked.findings} <= TRUE_HERE
+    assert sorted(opened) == sorted(nodes)
+    assert len(checked.scene.pairs) == 240
+    assert all(not trial.error for pair in checked.scene.pairs for trial in pair.ports)
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")

@@ -2,9 +2,13 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,9 +16,10 @@ import pytest
 
 from longspan.host import LocalHost
 from longspan.preflight import gather, remote, trial
+from longspan.preflight.gather_model import hub
 from longspan.preflight.run import Options, Target, preflight
 from longspan.preflight.scene import Scene, Wanted
-from longspan.preflight.session import Session, SessionLostError, sources
+from longspan.preflight.session import OPEN_SECONDS, Session, SessionLostError, sources
 
 
 def looked_at(targets: list[Target], options: Options) -> Scene:
@@ -115,6 +120,27 @@ def test_a_node_that_falls_silent(tmp_path: Path) -> None:
     assert lost.value.refused[0] == "host-silent"
 
 
+def test_an_interrupted_check_waits_for_nobody(tmp_path: Path) -> None:
+    """Ctrl-C while a node is silent ends the sessions at once."""
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    begun = time.monotonic()
+
+    def interrupt(text: str) -> None:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    wanted = [Wanted("a", "127.0.0.2", 1), Wanted("b", "127.0.0.3", 1)]
+    targets = [here("a", "127.0.0.2", str(silent)), here("b", "127.0.0.3", str(silent))]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            preflight(targets, wanted, Options(collective=False), interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begun < OPEN_SECONDS
+
+
 def test_the_program_ends_with_its_input() -> None:
     """A check that is killed leaves nothing: the node's program sees the end of its input."""
     child = subprocess.Popen(
@@ -145,8 +171,6 @@ def test_a_stranger_on_the_port() -> None:
 
 def test_one_probe_that_fails_or_hangs_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is told, with the reason for what is not."""
-    import threading
-
     never = threading.Event()
 
     def broken(_: object) -> None:
@@ -204,3 +228,47 @@ def test_a_real_collective_on_this_machine() -> None:
         min(group.latency_seconds, group.bus_bytes_per_second, group.hop_seconds, group.hop_bytes_per_second)
         > 0
     )
+
+
+def test_hub_access_by_a_hub_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status comes back and the token does not, not even to another host that the hub redirects to; offline nobody is asked."""
+    seen: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            seen.append(self.headers.get("Authorization", ""))
+            if self.path.startswith("/org/m/"):
+                self.send_response(302)
+                self.send_header("Location", f"http://127.0.0.2:{self.server.server_port}/elsewhere")  # type: ignore[attr-defined]
+            else:
+                self.send_response(200 if self.path == "/elsewhere" else 403)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            """What urllib makes of a redirected HEAD."""
+            self.do_HEAD()
+
+        def log_message(self, *_: object) -> None:
+            """Silence."""
+
+    server = ThreadingHTTPServer(("0.0.0.0", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    for name in ("HF_HUB_OFFLINE", "VLLM_USE_MODELSCOPE", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret")
+    try:
+        told = [hub({"model": "org/m"}), hub({"model": "org/closed"})]
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        told.append(hub({"model": "org/m"}))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert [(one.get("status"), one["token"], one.get("offline", False)) for one in told] == [
+        (200, True, False), (403, True, False), (None, True, True),
+    ]  # fmt: skip
+    assert seen == ["Bearer hf_s3cret", "", "Bearer hf_s3cret"]
+    assert "s3cret" not in str(told)

@@ -1,5 +1,6 @@
 """What is kept and printed of a pre-flight: measured links, the launch record's part, the document of `--json`."""
 
+import contextlib
 import hashlib
 import json
 import time
@@ -38,9 +39,11 @@ def keep_links(scene: Scene) -> None:
             name: {"gbit_per_second": link.bytes_per_second * 8 / 1e9, "latency_us": link.latency_seconds * 1e6, "with": link.with_}
             for name, link in links.items()
         }  # fmt: skip
-        write_private(
-            _kept([one.address for one in scene.wanted]), json.dumps({"at": time.time(), "links": document})
-        )
+        with contextlib.suppress(OSError):  # a full disk takes nothing from what was seen
+            write_private(
+                _kept([one.address for one in scene.wanted]),
+                json.dumps({"at": time.time(), "links": document}),
+            )
 
 
 def kept_links(addresses: Sequence[str]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def options_for(spec: DeploymentSpec) -> Options:
     return Options(
         model=spec.model, weights_bytes=weights, own_ray=spec.ray_address is None,
         ray_ports=(ports.first, ports.last) if ports else (0, 0), fixed_ports=ports.tried if ports else (),
-        tp=spec.tp, vllm_arguments=spec.vllm_arguments, collective=False,
+        tp=spec.tp, vllm_arguments=spec.vllm_arguments, collective=False, device=spec.device, digests_follow=True,
     )  # fmt: skip
 
 
@@ -100,24 +100,9 @@ def with_environment(spec: DeploymentSpec, scene: Scene) -> DeploymentSpec:
     return replace(spec, nodes=tuple(map(complete, spec.nodes)), ray_head=head)
 
 
-def device_there(spec: DeploymentSpec, scene: Scene) -> DeploymentSpec:
-    """The device of the nodes, not of the machine that `up` runs on: a login node has no GPU and its cluster has."""
-    workers = scene.workers
-    if not workers or spec.device == "rocm":
-        return spec
-    if all(node.gpus for node in workers):
-        return replace(spec, device="cuda")
-    return replace(spec, device="cpu") if not scene.has_gpus else spec
-
-
 def before_launch(spec: DeploymentSpec, hosts: HostsFile | None, progress: Callable[[str], None]) -> Checked:
     """Checks the nodes of a deployment, without the collective."""
     return run(spec.ray_nodes(), hosts, options_for(spec), progress, spec.ray_address)
-
-
-def complete(spec: DeploymentSpec, scene: Scene) -> DeploymentSpec:
-    """The deployment with what the nodes said: their device, and each node's own environment."""
-    return with_environment(device_there(spec, scene), scene)
 
 
 def refuse_errors(checked: Checked) -> None:
@@ -139,6 +124,18 @@ def refuse_errors(checked: Checked) -> None:
 def here() -> NodeSpec:
     """This machine as the only node."""
     return NodeSpec("this-machine", "127.0.0.1", 0, python=sys.executable)
+
+
+def finding_lines(checked: Checked) -> list[str]:
+    """A line a cause; what several nodes have in common is said once, with their names."""
+    causes: dict[tuple[str, str], list[Finding]] = {}
+    for finding in checked.findings:
+        causes.setdefault((finding.severity, finding.cause), []).append(finding)
+    lines = []
+    for (severity, _), found in causes.items():
+        likewise = f" (likewise {', '.join(one.subject for one in found[1:])})" if len(found) > 1 else ""
+        lines.append(f"{severity}: {found[0].summary}{likewise} {found[0].remedy}")
+    return lines
 
 
 def summary(checked: Checked) -> str:

@@ -1,6 +1,8 @@
 """`longspan status`: what runs, where its ranks are, how to reach it."""
 
 import json
+from dataclasses import asdict
+from datetime import UTC, datetime
 
 import click
 
@@ -11,10 +13,15 @@ from longspan.errors import ControlPlaneError, NoDeploymentError
 
 @click.command("status")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
+@click.option(
+    "--launches", is_flag=True, help="The record of past launches instead: how each ended, and what changed."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def command(name: str, as_json: bool) -> int:
+def command(name: str, launches: bool, as_json: bool) -> int:
     """Show the deployment: phases, ranks on nodes as the engine reports them, proof, endpoint, key file."""
     places = Places.of(name)
+    if launches:
+        return _launches(places, as_json)
     record = places.running()
     if record is None:
         last = ""
@@ -41,10 +48,43 @@ def command(name: str, as_json: bool) -> int:
     out.print(rank_table(status))
     for line in proof_lines(status["proof"] or {}):
         out.print(line)
+    for node in status["nodes"]:
+        if node["environment"]:
+            words = " ".join(f"{key}={value}" for key, value in node["environment"].items())
+            out.print(f"  {node['name']}: {words}")
     for reason in status["suspicions"].values():
         out.print(f"  [yellow]out of traffic[/yellow]: {reason}")
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")
     out.print(f"  model     {status['served_name']}")
     out.print(f"  key       in {status['api_key_file']}")
     out.print(f"  logs      {status['logs']}")
+    return 0
+
+
+def _launches(places: Places, as_json: bool) -> int:
+    """The newest first; each with what it has other than the good one before it."""
+    from longspan.daemon.launch_store import LaunchStore
+    from longspan.doctor.launches import difference
+
+    found = LaunchStore(places.launches).all()
+    rows = []
+    for number, launch in enumerate(found):
+        good = next((one for one in found[number + 1 :] if one.outcome == "good"), None)
+        changes = difference(good.made_of, launch.made_of) if good else []
+        rows.append((launch, [change for change in changes if change[0] != "deployment/identity"]))
+    if as_json:
+        click.echo(
+            json.dumps(
+                [
+                    {**asdict(launch), "changes": [{"what": w, "then": t, "now": n} for w, t, n in changes]}
+                    for launch, changes in rows
+                ]
+            )
+        )
+        return 0
+    for launch, changes in rows:
+        started = datetime.fromtimestamp(launch.started_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        click.echo(f"{launch.id:>4}  {started}  {launch.outcome:<8}  {launch.digest}  {launch.what[:120]}")
+        for what, then, now in changes[:12]:
+            click.echo(f"        {what}: {then} -> {now}")
     return 0

@@ -1,7 +1,9 @@
 """`longspan up`: makes the deployment true, shows the phases, ends with real tokens and a proof."""
 
+import contextlib
 import json
 import signal
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -155,7 +157,8 @@ def command(
         for text in control.sweep_elsewhere(places, orphaned):
             click.echo(f"  {text}", err=True)
         control.end_by_mark(places, orphaned)
-    places.preflight.unlink(missing_ok=True)
+    with own_files(places.root):
+        places.preflight.unlink(missing_ok=True)
     if spec.ray_address or not all(node.is_here for node in spec.ray_nodes()):
         spec = _preflight(spec, read_cluster(cluster) if cluster else None, places)
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
@@ -203,28 +206,32 @@ def _preflight(spec: DeploymentSpec, hosts: HostsFile | None, places: Places) ->
     """The fast part of `longspan check`: warnings are shown, an error ends the launch, what was seen is kept.
 
     Returns:
-        the deployment with each node's compiled environment, and the device that the nodes have.
+        the deployment with each node's compiled environment.
 
     Raises:
         CheckError: an error was found; with what differs from the last launch that served.
     """
     checked = preflighting.before_launch(spec, hosts, lambda text: click.echo(f"  check: {text}", err=True))
     record = check_record.record_of(checked)
-    write_private(places.preflight, json.dumps(record))
-    for finding in checked.findings:
-        click.echo(f"  {finding.severity}: {finding.summary} {finding.remedy}", err=True)
+    with own_files(places.root):
+        write_private(places.preflight, json.dumps(record))
+    for line in preflighting.finding_lines(checked):
+        click.echo(f"  {line}", err=True)
     click.echo(f"  check: {preflighting.summary(checked)}", err=True)
     try:
         preflighting.refuse_errors(checked)
     except CheckError as error:
         store = LaunchStore(places.launches)
         changes = changes_since(store.last_good(), spec, {}, record["nodes"])
-        store.begin(recorded(spec, {}, record["nodes"]), "refused", error.what)
+        with contextlib.suppress(
+            OSError, sqlite3.Error
+        ):  # the error that is told must not be hidden by its record
+            store.begin(recorded(spec, {}, record["nodes"]), "refused", error.what)
         if changes:
             told = "\n".join(f"    {what}: {then} -> {now}" for what, then, now in changes)
             error.remedy += f"\n  Changed since the last good launch:\n{told}"
         raise
-    return preflighting.complete(spec, checked.scene)
+    return preflighting.with_environment(spec, checked.scene)
 
 
 def _controller_host(spec: DeploymentSpec) -> str:

@@ -95,7 +95,10 @@ def parse_hosts(text: str, source: str) -> HostsFile:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source} is not TOML: {error}.", "Mend that line.") from error
+        lines = text.splitlines() or [""]
+        end = f"at line {len(lines)}, column {len(lines[-1]) + 1}, the end of the file"
+        told = str(error).replace("at end of document", end)
+        raise InputError(f"{source} is not TOML: {told}.", "Mend that line.") from error
     first_port = _first_port(document.get("ray"), source)
     ray_address = None if first_port is not None else _ray_address(document.get("ray"), source)
     tables = document.get("node", [])

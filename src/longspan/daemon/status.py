@@ -4,6 +4,7 @@ from typing import Any
 
 from longspan.launch import steps, verdict
 from longspan.launch.proof import Proof
+from longspan.preflight.environment import COMPILED
 
 
 def _phases(machine: steps.Steps, now: float) -> list[dict[str, Any]]:
@@ -110,13 +111,18 @@ def document(
         "layout": {"tp": spec.tp, "pp": spec.pp, "executor": spec.executor, "device": spec.device},
         "endpoint": f"http://{machine.gateway_address}/v1" if machine.gateway_address else None,
         "api_key_file": api_key_file,
-        "ray": {"address": machine.ray_address, "joined": bool(spec.ray_address)},
+        "ray": {
+            "address": machine.ray_address, "joined": bool(spec.ray_address),
+            "head": None if spec.ray_address else spec.ray_nodes()[0].name, "first_port": spec.ray_first_port,
+        },
         "placement_group": group.placement_group or None if group else None,
         "nodes": [
             {
                 "name": node.name, "address": node.address, "gpus": node.gpus,
                 "agent": "joined" if node.name in machine.joined else "waiting",
                 "facts": known[node.name],
+                # Those that differ by node; the others of the user's may hold secrets.
+                "environment": {name: node.env[name] for name in COMPILED if name in node.env},
             }
             for node in machine.nodes
         ],

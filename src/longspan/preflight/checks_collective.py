@@ -1,5 +1,7 @@
 """The real collective, judged: right sums, and a rate that fits what was planned."""
 
+import re
+
 from longspan.finding import Finding
 from longspan.preflight.check import Check, Outcome, finding, together
 from longspan.preflight.environment import NIC_VARIABLES
@@ -11,8 +13,32 @@ LEAST_SHARE = 0.7
 SLOW_SHARE = 0.5
 
 
+# What a member says that only waited for another.
+_WAITED = re.compile(
+    r"timed? ?out|timeout|connection (closed|reset|refused)|broken pipe|did not end within|store|failed to recv|got 0 bytes",
+    re.IGNORECASE,
+)
+
+
+def only_waited(group: GroupResult) -> bool:
+    """Whether a group failed and none of its members says more than that it waited for another."""
+    return (
+        bool(group.errors) and not group.wrong and all(_WAITED.search(text) for text in group.errors.values())
+    )
+
+
 def guilty(groups: tuple[GroupResult, ...]) -> tuple[str, ...]:
-    """The nodes that explain all failed groups: those in every failed pair; else in the smallest failed group."""
+    """The nodes that explain all failed groups: those in every failed pair; else in the smallest failed group.
+
+    Where that leaves several, those that failed by themselves and did not only wait for another.
+    """
+    suspects = _suspects(groups)
+    told = {name: text for group in groups if not group.ok for name, text in group.errors.items()}
+    own = tuple(name for name in suspects if name in told and not _WAITED.search(told[name]))
+    return own or suspects
+
+
+def _suspects(groups: tuple[GroupResult, ...]) -> tuple[str, ...]:
     failed = [group for group in groups if not group.ok]
     if not failed:
         return ()
@@ -80,7 +106,8 @@ def rate(scene: Scene) -> Outcome:
     pairs = [group for group in good if len(group.nodes) == 2] or good
     found: list[Finding] = []
     for group in pairs:
-        planned = min((scene.want(name).rate_bits_per_second / 8 for name in group.nodes), default=0.0)
+        rates_planned = [scene.want(name).rate_bits_per_second / 8 for name in group.nodes]
+        planned = min(rates_planned) if len(group.nodes) > 1 else 0.0
         share = group.bus_bytes_per_second / planned if planned else 1.0
         # Gloo moves host memory over one TCP stream, so it says little about what NCCL reaches.
         if group.backend == "nccl" and share < LEAST_SHARE:

@@ -177,7 +177,7 @@ def model_copies(scene: Scene) -> Outcome:
                     )
                 )  # fmt: skip
     there = {node.name: node for node in nodes if node.model["there"]}
-    found += _other_files(scene, there)
+    found += [] if scene.digests_follow else _other_files(scene, there)
     total = max((sum(node.model["files"].values()) for node in there.values()), default=0)
     return Outcome(
         tuple(found),

@@ -10,11 +10,14 @@ from longspan.units import MIB, format_bytes
 # What an idle GPU's driver and display keep for themselves (a chosen threshold).
 IDLE_BYTES = 1024 * MIB
 _NONE = "no node has a GPU that a driver lists"
+_CPU = "the ranks run on processors"
 
 
 def _with_gpus(judge: Callable[[Scene], Outcome]) -> Callable[[Scene], Outcome]:
     """Skipped where there is no GPU at all."""
-    return lambda scene: judge(scene) if scene.has_gpus else Outcome(skipped=_NONE)
+    return lambda scene: (
+        judge(scene) if scene.has_gpus else Outcome(skipped=_CPU if scene.device == "cpu" else _NONE)
+    )
 
 
 def count(scene: Scene) -> Outcome:

@@ -215,6 +215,26 @@ def gpudirect(scene: Scene) -> Outcome:
     return Outcome(found, unknown(scene.workers, "rdma"), "nvidia_peermem loaded")
 
 
+def ibgda(scene: Scene) -> Outcome:
+    """DeepEP's low-latency kernels let GPUs ring the NIC's bell themselves, which driver and gdrdrv must allow."""
+    if not any("deepep_low_latency" in argument for argument in scene.vllm_arguments):
+        return Outcome(skipped="DeepEP's low-latency kernels are not asked for")
+    found = []
+    for node in scene.workers:
+        missing = [] if "gdrdrv" in node.modules else ["the module gdrdrv"]
+        missing += [] if "EnableStreamMemOPs: 1" in node.driver_params else ["NVreg_EnableStreamMemOPs=1"]
+        missing += [] if "PeerMappingOverride=1" in node.driver_params else ["PeerMappingOverride=1"]
+        if missing:
+            found.append(
+                finding(
+                    node.name, "error", "ibgda-missing", f"{node.name} lacks {together(missing)}, without which DeepEP's low-latency kernels do not start.",
+                    'In /etc/modprobe.d/nvidia.conf: options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="PeerMappingOverride=1;", load gdrdrv, reboot.',
+                    where="/proc/driver/nvidia/params", evidence=together(missing),
+                )
+            )  # fmt: skip
+    return Outcome(tuple(found), unknown(scene.workers, "rdma"), "set")
+
+
 CHECKS = (
     Check("address-kind", "network", "not loopback, link-local or a container's bridge", "peers would connect to themselves", "ip address",
           "vllm#7815", address_kind),
@@ -228,6 +248,8 @@ CHECKS = (
           "gpustack#2125", host_names),
     Check("rdma-ports", "network", "active, with the same rate, MTU, link layer and GID type everywhere", "NCCL hangs, or falls back to sockets",
           "ibv_devinfo; show_gids", "nccl-tests#227, nccl#426, nccl#1515", rdma_ports),
+    Check("ibgda", "network", "driver options and gdrdrv set, where DeepEP's low-latency kernels are asked for", "the kernels do not start",
+          "cat /proc/driver/nvidia/params", "DeepEP#139", ibgda),
     Check("gpudirect", "network", "nvidia_peermem loaded where RDMA is planned", "each byte goes through host memory", "lsmod", "vllm PR#52292",
           gpudirect),
 )  # fmt: skip

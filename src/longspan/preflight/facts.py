@@ -107,6 +107,7 @@ class NodeFacts:
     rdma_library: str = ""
     rdma_devices: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    driver_params: str = ""
     active_mtus: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)

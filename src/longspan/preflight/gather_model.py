@@ -67,6 +67,8 @@ def hub(request: dict[str, Any]) -> dict[str, Any]:
     name = request.get("model")
     if not name or str(name).startswith("/"):
         raise ValueError("the model is a directory" if name else "no model was named")
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in {"1", "true"}:
+        raise ValueError("the model comes from ModelScope")
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folder = cache / f"models--{name.replace('/', '--')}" / "snapshots"

@@ -5,12 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from longspan.preflight import remote
+from longspan.preflight.checks_collective import only_waited
 from longspan.preflight.scene import GroupResult, Scene
 from longspan.preflight.session import Session, SessionLostError, sources
 
 START_SECONDS = 120.0  # importing torch on a slow disk
 # Forming a group and each operation; NCCL sets up its transports in the first one.
-OPERATION_SECONDS = {"gloo": 10.0, "nccl": 30.0}
+OPERATION_SECONDS = {"gloo": 15.0, "nccl": 30.0}
+# So many groups that only waited are tried a second time: a busy machine is no broken link. More of them are no accident.
+TRIED_AGAIN = 2
 BYTES = {"gloo": 8 << 20, "nccl": 256 << 20}
 
 
@@ -48,18 +51,25 @@ class Collective:
 
     def run(self) -> tuple[tuple[GroupResult, ...], str]:
         """The groups' results, and why there are none."""
-        if len(self.names) < 2:
-            return (), "fewer than two nodes would hold ranks"
+        if sum(self.members.values()) < 2:
+            return (), "fewer than two ranks would run"
         self.progress(f"starting torch on {len(self.names)} nodes for a {self.backend} collective …")
         if reason := self._start():
             return (), reason
         try:
             found: list[GroupResult] = []
+            if len(self.names) == 1:  # the GPUs of one node
+                return tuple(self._round([self.names])), ""
             for number, pairs in enumerate(rounds(self.names), 1):
                 self.progress(
                     f"all-reduce and send/receive, pairs, round {number} of {len(self.names) - 1 + len(self.names) % 2} …"
                 )
                 found += self._round([list(pair) for pair in pairs])
+            late = [group for group in found if only_waited(group)]
+            if 0 < len(late) <= TRIED_AGAIN:
+                self.progress(f"trying {len(late)} pair(s) again that only waited …")
+                for group in late:
+                    found[found.index(group)] = self._round([group.nodes])[0]
             if len(self.names) > 2 and all(group.ok for group in found):
                 self.progress(f"all-reduce over {len(self.names)} nodes …")
                 found += self._bisect(self.names)
@@ -86,7 +96,7 @@ class Collective:
             return self._ask(
                 name, "collective_start", START_SECONDS + 10, boot=remote.BOOT, bundle=line, env={**env, **want.env},
                 count=self.members[name], gpus=list(range(self.members[name])) if self.backend == "nccl" else [],
-                address=want.address, ports=len(self.names) + 16, seconds=START_SECONDS,
+                address=want.address, ports=len(self.names) + 16 + TRIED_AGAIN, seconds=START_SECONDS,
             )  # fmt: skip
 
         for name, answer in zip(self.names, self._everywhere(start), strict=True):

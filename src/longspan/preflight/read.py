@@ -51,7 +51,7 @@ def read_route(text: str) -> Route:
 
 
 def read_gpus(text: str) -> tuple[GpuFacts, ...]:
-    """Reads nvidia-smi's table of `gather.GPU_FIELDS`; a value that it has not ("[N/A]") counts as 0 or None.
+    """Reads nvidia-smi's table of `gather_gpu.GPU_FIELDS`; a value that it has not ("[N/A]") counts as 0 or None.
 
     Raises:
         ValueError: a line has another number of fields.
@@ -165,6 +165,7 @@ def read_facts(name: str, address: str, document: Mapping[str, Any]) -> NodeFact
         "rdma",
         lambda v: {
             "rdma_library": str(v["library"]), "rdma_devices": tuple(v["devices"]), "modules": tuple(v["modules"]),
+            "driver_params": str(v.get("driver_params", "")),
         },
     )  # fmt: skip
     take("ibv_devinfo", lambda v: {"active_mtus": read_active_mtus(v)})

@@ -44,6 +44,8 @@ class Options:
     Attributes:
         fixed_ports: those of Ray's that are tried between nodes; all of `ray_ports` must be free.
         collective: whether to end with a real one.
+        device: cpu, cuda or rocm; empty where no launch is planned yet.
+        digests_follow: a launch comes next, which compares the copies of the model by digests and says more of them.
     """
 
     model: str | None = None
@@ -54,6 +56,8 @@ class Options:
     tp: int = 0
     vllm_arguments: tuple[str, ...] = ()
     collective: bool = True
+    device: str = ""
+    digests_follow: bool = False
 
 
 def preflight(
@@ -67,7 +71,8 @@ def preflight(
     """
     scene = Scene(
         tuple(wanted), (), own_ray=options.own_ray, ray_ports=options.ray_ports, model=options.model,
-        weights_bytes=options.weights_bytes, tp=options.tp, vllm_arguments=options.vllm_arguments,
+        weights_bytes=options.weights_bytes, tp=options.tp, vllm_arguments=options.vllm_arguments, device=options.device,
+        digests_follow=options.digests_follow,
     )  # fmt: skip
     if not targets:
         return replace(scene, no_pairs="there is no node", no_collective="there is no node")
@@ -77,7 +82,11 @@ def preflight(
         scene = replace(scene, nodes=nodes, environment=compile_environment(wanted, nodes))
         if len(scene.answering) < 2:
             reason = "there is only one node" if len(targets) == 1 else "fewer than two nodes answer"
-            return replace(scene, no_pairs=reason, no_collective=reason)
+            scene = replace(scene, no_pairs=reason)
+            if not options.collective or len(targets) > 1 or not scene.answering:
+                return replace(scene, no_collective=reason)
+            groups, why = Collective(sessions.live, scene, pool, progress).run()
+            return replace(scene, groups=groups, no_collective=why)
         count = len(scene.answering)
         progress(
             f"{count * (count - 1)} connections between {count} nodes, on {len(options.fixed_ports) + RANDOM_PORTS} ports each …"
@@ -100,8 +109,13 @@ class _Sessions:
     def __enter__(self) -> "_Sessions":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        list(self.pool.map(lambda session: session.close(), list(self.live.values())))
+    def __exit__(self, kind: object, *_: object) -> None:
+        sessions = list(self.live.values())
+        if kind is None:
+            list(self.pool.map(lambda session: session.close(), sessions))
+            return
+        for session in sessions:  # Ctrl-C: whoever waits for an answer is woken by the end of its session
+            session.abort()
 
     # ---- facts
     def facts(self, targets: Sequence[Target], options: Options) -> tuple[NodeFacts, ...]:

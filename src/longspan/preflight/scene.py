@@ -99,7 +99,8 @@ class Scene:
         taken: node -> port -> why it could not be listened on.
         own_ray: whether Longspan starts Ray itself, on `ray_ports` (first, last) of each node; (0, 0) for none.
         model: directory or id, None where none was named; `weights_bytes` 0 where not known.
-        tp: 0 where no layout is known.
+        tp: 0 where no layout is known. device: what the engine will run on; empty where that is not planned yet.
+        digests_follow: whether copies of the model are compared by digests next.
         no_pairs, no_collective: why these were not tried; empty where they were.
     """
 
@@ -115,6 +116,8 @@ class Scene:
     weights_bytes: int = 0
     tp: int = 0
     vllm_arguments: tuple[str, ...] = ()
+    device: str = ""
+    digests_follow: bool = False
     no_pairs: str = ""
     no_collective: str = ""
 
@@ -131,8 +134,8 @@ class Scene:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any node has a GPU that its driver lists."""
-        return any(node.gpus for node in self.nodes)
+        """Whether ranks will run on NVIDIA GPUs: they are planned to, or no device is planned and a driver lists some."""
+        return self.device == "cuda" or (not self.device and any(node.gpus for node in self.nodes))
 
     def want(self, name: str) -> Wanted:
         """What is planned on a node."""

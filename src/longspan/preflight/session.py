@@ -91,6 +91,10 @@ class Session:
         status = self._talk.close()
         return SessionLostError(*read_refusal(status, errors, self.target, self.python))
 
+    def abort(self) -> None:
+        """Ends it at once, also while another thread waits for an answer."""
+        self._talk.close(0)
+
     def close(self) -> None:
         """Ends the node's program by ending its input."""
         self._talk.close(3 if self._clean else 0)

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/check.md from the code: the checks, the documented ports; a test fails when they differ.
+
+PYTHONPATH=src python scripts/check_table.py
+"""
+
+import re
+from pathlib import Path
+
+from longspan.deployment import RayPorts
+from longspan.preflight.catalogue import CHECKS
+
+TARGET = Path(__file__).parent.parent / "docs" / "check.md"
+_MARKED = re.compile(r"(<!-- (\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def checks() -> str:
+    """One row a check."""
+    rows = [
+        f"| `{check.id}` | {check.group} | {_cell(check.rule)} | {_cell(check.why)} | `{_cell(check.command)}` | {check.source} |"
+        for check in CHECKS
+    ]
+    head = "| check | group | passes when | otherwise | the same by hand | source |\n| --- | --- | --- | --- | --- | --- |"
+    return "\n".join([head, *rows, ""])
+
+
+def ports() -> str:
+    """One row a port of our Ray."""
+    block = RayPorts()
+    rows = [
+        (str(block.gcs), "head", "GCS: where nodes and drivers join"),
+        (str(block.client_server), "head", "Ray client server"),
+    ]
+    for flag in block.flags():
+        name, _, value = flag.removeprefix("--").partition("=")
+        if not name.endswith("worker-port"):
+            rows.append((value, "every node", name.replace("-", " ")))
+    rows.append((str(block.monitor), "head", "metrics of the autoscaler monitor"))
+    rows.append((f"{block.workers[0]} to {block.workers[1]}", "every node", "workers and drivers"))
+    lines = [f"| {port} | {where} | {what} |" for port, where, what in rows]
+    return "\n".join(["| port | on | what |", "| --- | --- | --- |", *lines, ""])
+
+
+def render(text: str) -> str:
+    """The page with its tables as the code has them."""
+    tables = {"checks": checks(), "ports": ports()}
+    return _MARKED.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", text)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(TARGET.read_text()))
