@@ -129,3 +129,31 @@ def test_a_cost_without_a_price_is_an_error() -> None:
     words = ["--input-per-day", "1", "--output-per-day", "1"]
     assert isinstance(CliRunner().invoke(cost, words).exception, InputError)
     assert isinstance(CliRunner().invoke(cost, [*words, "--rent", "2"]).exception, InputError)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpus", "9" * 500 + "xH100"), ("--gpus", "99999999999x8xH100"), ("--network", "ethernet:" + "9" * 400),
+        ("--prompt", "900000"), ("--max-model-len", "1"), ("--concurrency", "8193"), ("--save", "/no/such/folder/plan.toml"),
+        ("--slo", "ttft_p95=" + "9" * 400 + "s"),
+    ],
+)  # fmt: skip
+def test_absurd_words_are_answers(words: tuple[str, str]) -> None:
+    """Whatever number or place is given, the answer is an InputError at once and never a plan of hours."""
+    gpus = () if words[0] == "--gpus" else ("--gpus", "4xL4")
+    assert isinstance(run("Qwen/Qwen3-14B", "--quick", *gpus, *words).exception, InputError)
+
+
+@pytest.mark.parametrize("words", [("--rate", "nan"), ("--gpu-memory-utilization", "nan"), ("--rate", "inf")])
+def test_no_number_is_a_wrong_command_line(words: tuple[str, str]) -> None:
+    """`nan` compares with nothing, so a range alone would let it pass."""
+    assert run("Qwen/Qwen3-14B", "--gpus", "4xL4", *words).exit_code == 2
+
+
+def test_files_that_are_no_text_are_answers(tmp_path: Path) -> None:
+    """A trace, an inventory or rows in another encoding end in words."""
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\xfe\x00")
+    for words in (("--cluster",), ("--gpus", "4xL4", "--trace"), ("--rows",)):
+        assert isinstance(run("Qwen/Qwen3-14B", *words, str(file)).exception, InputError)

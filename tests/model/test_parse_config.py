@@ -192,7 +192,7 @@ def test_every_shared_config_parses() -> None:
     [
         ("architectures", -1), ("quantization_config", "fp8"), ("rope_scaling", {"factor": "x", "rope_type": "linear"}),
         ("head_dim", ["x"]), ("sliding_window", "abc"), ("hidden_size", float("nan")), ("vocab_size", float("inf")),
-        ("num_hidden_layers", 10**12), ("mlp_only_layers", 7), ("n_shared_experts", float("nan")), ("moe_layer_freq", []),
+        ("num_hidden_layers", 10**12), ("mlp_only_layers", 7.5), ("n_shared_experts", float("nan")), ("moe_layer_freq", []),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_read_is_named(field: str, value: Any) -> None:
