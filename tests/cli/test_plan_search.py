@@ -157,3 +157,19 @@ def test_files_that_are_no_text_are_answers(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     for words in (("--cluster",), ("--gpus", "4xL4", "--trace"), ("--rows",)):
         assert isinstance(run("Qwen/Qwen3-14B", *words, str(file)).exception, InputError)
+
+
+def test_another_dtype_needs_another_checkpoint() -> None:
+    """The commands name the model as given; a plan for other weights says so, in the saved file as well."""
+    for words, noted in ((("--dtype", "int4"), True), ((), False)):
+        page = json.loads(run("Qwen/Qwen3-14B", "--gpus", "4xH100", "--quick", "--json", *words).stdout)
+        assert any("put a checkpoint in int4" in note for note in page["plan"]["notes"]) == noted
+
+
+def test_the_weights_of_a_model_do_not_depend_on_the_cluster() -> None:
+    """The verdict's weights are those of one copy, and not of what tensor parallelism repeats."""
+    said = set()
+    for gpus in ("3x8xH200", "4x8xH100"):
+        page = json.loads(run("deepseek-ai/DeepSeek-V3.2", "--gpus", gpus, "--quick", "--json").stdout)
+        said.add(page["verdict"][0].partition("its weights are ")[2].partition(" GiB")[0])
+    assert len(said) == 1

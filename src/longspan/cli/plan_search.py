@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,14 @@ def _refuse_long(workload: Workload, positions: int, max_model_len: int | None) 
     )
 
 
+def other_checkpoint(model: str, dtype: str) -> str:
+    """What `--dtype` leaves to be done: the commands name the model as it was given, and vLLM loads what is stored there."""
+    return (
+        f"Planned for {dtype} weights, and the commands name {model} as it is stored: put a checkpoint in {dtype} in its place, "
+        "or the engine loads other weights than those of this receipt."
+    )
+
+
 _WAYS_OUT = "Try quantised weights (--dtype fp8 or int4), a shorter --max-model-len, or more GPUs."
 
 
@@ -203,6 +211,8 @@ def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
     if answer.best is not None:
         options = (answer.best, *fill(question, answer.best))
         plan = plan_of(answer, options, wish.model)
+        if wish.dtype:
+            plan = replace(plan, notes=(*plan.notes, other_checkpoint(wish.model, wish.dtype)))
     changes = [] if wish.quick else what_ifs(answer)
     found = document(answer, options, plan, changes)
     if plan is None:

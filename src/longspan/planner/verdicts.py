@@ -48,7 +48,8 @@ def distribution(answer: Answer) -> str:
 
 def _weights_gib(answer: Answer) -> float:
     known: list[Option | Refused] = [*answer.options, *answer.refused]
-    for found in known:
+    # The narrowest first: what TP copies to every rank would be counted as often.
+    for found in sorted(known, key=lambda one: one.layout.tp):
         receipt = found.receipt
         if receipt is not None and found.layout.pp == 1 and found.layout.dp == 1:
             return receipt.ranks[0].weights_bytes * found.layout.tp / GIB
