@@ -173,3 +173,14 @@ def test_the_weights_of_a_model_do_not_depend_on_the_cluster() -> None:
         page = json.loads(run("deepseek-ai/DeepSeek-V3.2", "--gpus", gpus, "--quick", "--json").stdout)
         said.add(page["verdict"][0].partition("its weights are ")[2].partition(" GiB")[0])
     assert len(said) == 1
+
+
+def test_a_guess_that_looks_better_says_why_it_lost() -> None:
+    """An alternative with better figures and no measurements behind them is marked as a guess."""
+    page = json.loads(run("Qwen/Qwen3-235B-A22B-FP8", "--gpus", "8xH100", "--quick", "--json").stdout)
+    chosen = page["plan"]["parts"][0]
+    better = [
+        o for o in page["alternatives"] if o["output_tokens_per_second"] > chosen["output_tokens_per_second"]
+    ]
+    assert better
+    assert all("a guess" in one["why_not"] for one in better)

@@ -198,6 +198,8 @@ def why_lost(option: Option, best: Option, question: Question) -> str:
         held, against = option.held_requests_per_second, best.held_requests_per_second
         parts.insert(0, f"{held:.2f} requests/s within the objectives against {against:.2f}")
     parts.append(f"{option.tpot_seconds * 1000:.0f} ms per token against {best.tpot_seconds * 1000:.0f}")
+    if best.engine.is_calibrated and not option.engine.is_calibrated:
+        parts.append("a guess, which counts less than what was measured")
     if option.gpus < best.gpus:
         parts.append(f"leaves {best.gpus - option.gpus} of the GPUs idle")
     batch = option.steady.batch
