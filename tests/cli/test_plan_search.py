@@ -184,3 +184,21 @@ def test_a_guess_that_looks_better_says_why_it_lost() -> None:
     ]
     assert better
     assert all("a guess" in one["why_not"] for one in better)
+
+
+@pytest.mark.parametrize("words", [("--price", "nan"), ("--monthly", "inf"), ("--input-per-day", "nan")])
+def test_costs_that_are_no_amounts_are_answers(words: tuple[str, str]) -> None:
+    """`nan` and `inf` never reach the sum, nor the JSON."""
+    usual = (
+        "--input-per-day",
+        "1",
+        "--output-per-day",
+        "1",
+        "--throughput",
+        "9",
+        "--api",
+        "1",
+        "1",
+        "--json",
+    )
+    assert isinstance(CliRunner().invoke(cost, [*usual, *words]).exception, InputError)
