@@ -162,7 +162,7 @@ def calibrate_rows(
         except ValueError:
             continue
         predicted = _p50(answers[row.row_id].get(QUANTITIES[row.quantity][0]))
-        if predicted:
+        if predicted and 0 < value < 1e9:
             version = format_version(row.settings.version)
             measured.append(Measured(row.row_id, version, gpu.name, row.quantity, value, predicted))
     if not measured:
