@@ -60,3 +60,16 @@ def test_bad_traces(text: str) -> None:
     """A broken trace is refused."""
     with pytest.raises(InputError):
         parse_trace(text)
+
+
+@pytest.mark.parametrize("cells", ["nan,1,1", "1,inf,1", "1,1e300,1", "1,1,-inf"])
+def test_a_trace_of_impossible_numbers_names_the_line(cells: str) -> None:
+    """`nan` compares with nothing and `inf` is no count of tokens: neither is a request."""
+    with pytest.raises(InputError, match="Line 2"):
+        parse_trace(f"seconds,prompt_tokens,output_tokens\n{cells}\n")
+
+
+def test_a_trace_from_a_spreadsheet_is_read() -> None:
+    """A mark before the first name and quotes around cells change nothing."""
+    (found,) = parse_trace('\ufeff"seconds","prompt_tokens","output_tokens"\n"1","2","3"\n')
+    assert (found.seconds, found.prompt_tokens, found.output_tokens) == (1, 2, 3)

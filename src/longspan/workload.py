@@ -144,9 +144,9 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
             r"(ttft|tpot|e2e)(?:[_ ]?p(\d+(?:\.\d+)?))?\s*(?:=|<=?)\s*(\d+(?:\.\d+)?)\s*(ms|s)", part.lower()
         )
         percentile = float(match[2] or 95) if match else 0.0
-        if match is None or float(match[3]) == 0 or not 0 < percentile < 100:
+        if match is None or not 0 < float(match[3]) < 1e9 or not 0 < percentile < 100:
             raise InputError(
-                f"{part!r} is no objective.",
+                f"{part[:80]!r} is no objective.",
                 'Write "ttft_p95=2s,tpot_p95=50ms" (ttft, tpot or e2e; ms or s).',
             )
         found.append(Objective(match[1], percentile, float(match[3]) / (1000 if match[4] == "ms" else 1)))
@@ -159,8 +159,9 @@ def parse_trace(text: str) -> tuple[Arrival, ...]:
     Raises:
         InputError: a column is missing or a value is no number; the message names the line.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
-    names = [name.strip().lower() for name in lines[0].split(",")] if lines else []
+    # Spreadsheets put a mark before the first column's name, and quotes around names.
+    lines = [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
+    names = [name.strip().strip('"').lower() for name in lines[0].split(",")] if lines else []
     wanted = ("seconds", "prompt_tokens", "output_tokens")
     if any(name not in names for name in wanted) or len(lines) < 2:
         raise InputError(
@@ -171,10 +172,12 @@ def parse_trace(text: str) -> tuple[Arrival, ...]:
     for number, line in enumerate(lines[1:], 2):
         cells = line.split(",")
         try:
-            seconds, prompt, output = (float(cells[place]) for place in places)
+            seconds, prompt, output = (float(cells[place].strip().strip('"')) for place in places)
         except (ValueError, IndexError):
-            raise InputError(f"Line {number} of the trace is no request: {line!r}.") from None
-        if seconds < 0 or prompt < 1 or output < 1:
-            raise InputError(f"Line {number} of the trace has a negative time or no tokens: {line!r}.")
+            raise InputError(f"Line {number} of the trace is no request: {line[:80]!r}.") from None
+        if not (0 <= seconds < 1e12 and 1 <= prompt < 1e9 and 1 <= output < 1e9):
+            raise InputError(
+                f"Line {number} of the trace has a time below 0, no tokens, or numbers that cannot be: {line[:80]!r}."
+            )
         found.append(Arrival(seconds, int(prompt), int(output)))
     return tuple(sorted(found, key=lambda arrival: arrival.seconds))

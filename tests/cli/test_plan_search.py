@@ -129,3 +129,76 @@ def test_a_cost_without_a_price_is_an_error() -> None:
     words = ["--input-per-day", "1", "--output-per-day", "1"]
     assert isinstance(CliRunner().invoke(cost, words).exception, InputError)
     assert isinstance(CliRunner().invoke(cost, [*words, "--rent", "2"]).exception, InputError)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpus", "9" * 500 + "xH100"), ("--gpus", "99999999999x8xH100"), ("--network", "ethernet:" + "9" * 400),
+        ("--prompt", "900000"), ("--max-model-len", "1"), ("--concurrency", "8193"), ("--save", "/no/such/folder/plan.toml"),
+        ("--slo", "ttft_p95=" + "9" * 400 + "s"),
+    ],
+)  # fmt: skip
+def test_absurd_words_are_answers(words: tuple[str, str]) -> None:
+    """Whatever number or place is given, the answer is an InputError at once and never a plan of hours."""
+    gpus = () if words[0] == "--gpus" else ("--gpus", "4xL4")
+    assert isinstance(run("Qwen/Qwen3-14B", "--quick", *gpus, *words).exception, InputError)
+
+
+@pytest.mark.parametrize("words", [("--rate", "nan"), ("--gpu-memory-utilization", "nan"), ("--rate", "inf")])
+def test_no_number_is_a_wrong_command_line(words: tuple[str, str]) -> None:
+    """`nan` compares with nothing, so a range alone would let it pass."""
+    assert run("Qwen/Qwen3-14B", "--gpus", "4xL4", *words).exit_code == 2
+
+
+def test_files_that_are_no_text_are_answers(tmp_path: Path) -> None:
+    """A trace, an inventory or rows in another encoding end in words."""
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\xfe\x00")
+    for words in (("--cluster",), ("--gpus", "4xL4", "--trace"), ("--rows",)):
+        assert isinstance(run("Qwen/Qwen3-14B", *words, str(file)).exception, InputError)
+
+
+def test_another_dtype_needs_another_checkpoint() -> None:
+    """The commands name the model as given; a plan for other weights says so, in the saved file as well."""
+    for words, noted in ((("--dtype", "int4"), True), ((), False)):
+        page = json.loads(run("Qwen/Qwen3-14B", "--gpus", "4xH100", "--quick", "--json", *words).stdout)
+        assert any("put a checkpoint in int4" in note for note in page["plan"]["notes"]) == noted
+
+
+def test_the_weights_of_a_model_do_not_depend_on_the_cluster() -> None:
+    """The verdict's weights are those of one copy, and not of what tensor parallelism repeats."""
+    said = set()
+    for gpus in ("3x8xH200", "4x8xH100"):
+        page = json.loads(run("deepseek-ai/DeepSeek-V3.2", "--gpus", gpus, "--quick", "--json").stdout)
+        said.add(page["verdict"][0].partition("its weights are ")[2].partition(" GiB")[0])
+    assert len(said) == 1
+
+
+def test_a_guess_that_looks_better_says_why_it_lost() -> None:
+    """An alternative with better figures and no measurements behind them is marked as a guess."""
+    page = json.loads(run("Qwen/Qwen3-235B-A22B-FP8", "--gpus", "8xH100", "--quick", "--json").stdout)
+    chosen = page["plan"]["parts"][0]
+    better = [
+        o for o in page["alternatives"] if o["output_tokens_per_second"] > chosen["output_tokens_per_second"]
+    ]
+    assert better
+    assert all("a guess" in one["why_not"] for one in better)
+
+
+@pytest.mark.parametrize("words", [("--price", "nan"), ("--monthly", "inf"), ("--input-per-day", "nan")])
+def test_costs_that_are_no_amounts_are_answers(words: tuple[str, str]) -> None:
+    """`nan` and `inf` never reach the sum, nor the JSON."""
+    usual = (
+        "--input-per-day",
+        "1",
+        "--output-per-day",
+        "1",
+        "--throughput",
+        "9",
+        "--api",
+        "1",
+        "1",
+        "--json",
+    )
+    assert isinstance(CliRunner().invoke(cost, [*usual, *words]).exception, InputError)

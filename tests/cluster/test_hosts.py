@@ -238,3 +238,23 @@ def test_a_wrong_container_is_named() -> None:
         parse_hosts(CONTAINERS.replace("podman", "lxc"), "c.toml")
     with pytest.raises(InputError, match="joined where it runs"):
         parse_hosts(CONTAINERS + '[ray]\naddress = "10.0.0.1:6379"\n', "c.toml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node = 5", "node = [1]", '[node]\nname = "a"', "gpu_type = 5", "[gpu_type]\nx = 5", "a = " + "[" * 20_000,
+        '[[node]]\nname = "a"\ngpus = "99999x H100"', '[[node]]\nname = ""\ngpus = "1x H100"',
+        '[[node]]\nname = "a"\naddress = "$(x)"\ngpus = "1x H100"', '[[node]]\nname = "a b"\ngpus = "1x H100"',
+        '[[node]]\nname = "a[0-4095]"\ngpus = "8x H100"',
+        '[[node]]\nname = "a"\ngpus = "1x H100"\nnetwork = { kind = "roce", rate_gbit_per_second = nan }',
+        '[[node]]\nname = "a"\ngpus = "1x H100"\nnetwork = { kind = "roce", rate_gbit_per_second = 1, hcas = 5 }',
+        "[gpu_type.x]\nmemory_gib = nan\nmemory_bandwidth_gb_per_second = 1\nbf16_tflops = 1",
+        '[gpu_type.x]\nmemory_gib = 8\nmemory_bandwidth_gb_per_second = 1\nbf16_tflops = 1\nlink = "warp"',
+        '[gpu_type.x]\nmemory_gib = 8\nmemory_bandwidth_gb_per_second = 1\nbf16_tflops = 1\nfp8_tflops = "a"',
+    ],
+)  # fmt: skip
+def test_a_damaged_inventory_is_an_answer(text: str) -> None:
+    """Tables of the wrong kind, numbers that cannot be and absurd sizes end in words."""
+    with pytest.raises(InputError):
+        parse_cluster(text)

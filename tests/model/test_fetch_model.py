@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longspan.errors import ModelFetchError
+from longspan.errors import InputError, ModelFetchError
 from longspan.model.fetch import (
     builtin_names,
     builtin_source,
@@ -109,3 +109,22 @@ def test_facts_are_those_of_the_revision(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: None)
     assert load_hub("org/m", "b" * 40).hidden == 64
     assert set(seen) == {"b" * 40}
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "org/" + "b" * 400, "~no-such-account/model"])
+def test_a_name_that_no_path_can_have_is_an_answer(name: str, tmp_path: Path) -> None:
+    """What the system refuses to look for is not found, with and without a folder of configs."""
+    (tmp_path / "index.csv").write_text("repo_id,file\na,a.json\n")
+    for configs in (None, tmp_path):
+        with pytest.raises(ModelFetchError):
+            load_model(name, configs, offline=True)
+
+
+def test_damaged_files_of_a_model_are_an_answer(tmp_path: Path) -> None:
+    """A config that is no text, and an index without its columns, end in words."""
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ModelFetchError, match="not text"):
+        load_model(str(tmp_path))
+    (tmp_path / "index.csv").write_text("id,path\na,a.json\n")
+    with pytest.raises(InputError, match="repo_id, file"):
+        load_model("org/model", tmp_path, offline=True)

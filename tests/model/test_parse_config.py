@@ -185,3 +185,34 @@ def test_every_shared_config_parses() -> None:
     for path in files:
         facts = parse_config(json.loads(path.read_text()), path.stem)
         assert parameters(facts) > 1e8, path.name
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", -1), ("quantization_config", "fp8"), ("rope_scaling", {"factor": "x", "rope_type": "linear"}),
+        ("head_dim", ["x"]), ("sliding_window", "abc"), ("hidden_size", float("nan")), ("vocab_size", float("inf")),
+        ("num_hidden_layers", 10**12), ("mlp_only_layers", 7.5), ("n_shared_experts", float("nan")), ("moe_layer_freq", []),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_read_is_named(field: str, value: Any) -> None:
+    """Whatever stands in a field, the answer is an error that names the field."""
+    with pytest.raises(ModelError, match=field):
+        parse_config(
+            {**MLA, "kv_lora_rank": None if field in {"head_dim", "sliding_window"} else 16, field: value}
+        )
+
+
+def test_a_value_within_a_table_is_named_with_its_path() -> None:
+    """The culprit is looked for in tables within tables."""
+    quantisation = {"quant_method": "fp8", "weight_block_size": [128]}
+    with pytest.raises(
+        ModelError, match=r"quantization_config\.weight_block_size in config\.json is \[128\]"
+    ):
+        parse_config({**DENSE, "quantization_config": quantisation})
+
+
+def test_deep_nesting_is_no_config() -> None:
+    """A config nested too deep to be read ends in words."""
+    with pytest.raises(ModelError, match="not JSON"):
+        parse_text('{"a":' * 100_000)

@@ -49,3 +49,10 @@ def test_a_wrong_file_is_refused(text: str) -> None:
     """Missing keys, wrong shapes and unknown fields are errors, not silence."""
     with pytest.raises(ValueError, match=r"correction|unknown"):
         from_document(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "a", 0, -1, True])
+def test_a_correction_that_is_no_number_is_refused(value: object) -> None:
+    """Else it would spoil every later estimate of that version and GPU."""
+    with pytest.raises(ValueError, match="weights_factor"):
+        from_document({"correction": [{"vllm": "0.19", "gpu": "H100-SXM-80GB", "weights_factor": value}]})

@@ -121,3 +121,10 @@ def test_two_replicas_of_one_name() -> None:
     replica = GOOD[GOOD.index("[[replica]]") : GOOD.index("[estimate")]
     with pytest.raises(PlanFileError, match="same name"):
         parse_plan(GOOD + replica)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 20_000, "format = " + "9" * 5000])
+def test_a_plan_nested_too_deep_or_of_endless_numbers_is_an_answer(text: str) -> None:
+    """What the TOML reader itself gives up on is no plan."""
+    with pytest.raises(PlanFileError):
+        parse_plan(text)

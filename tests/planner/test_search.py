@@ -280,3 +280,11 @@ def test_no_gpus_no_plan() -> None:
     found = search(Question(SMALL, empty, Workload()))
     assert found.best is None
     assert verdicts(found)
+
+
+def test_what_ifs_use_three_or_five_nodes_whole() -> None:
+    """A node more or less leaves no power of two; the group over all GPUs is weighed there too."""
+    facts = load_model("deepseek-ai/DeepSeek-V3.2", offline=True)
+    question = Question(facts, parse_shorthand("3x8xH200", "infiniband:400x8"), Workload())
+    found = search(question, simulated=0, brief=Layout(4, 1, 8, ep=True))
+    assert Layout(4, 1, 6, ep=True) in {option.layout for option in found.options}

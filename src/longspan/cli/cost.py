@@ -82,6 +82,13 @@ class Priced:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(input_per_day: float, output_per_day: float, as_json: bool, **given: Any) -> None:
     """Compare what the same traffic costs on own hardware, on rented GPUs and from an API."""
+    for name, value in {"input_per_day": input_per_day, "output_per_day": output_per_day, **given}.items():
+        for number in value if isinstance(value, tuple) else (value,):
+            # nan compares with nothing and would pass every later check
+            if isinstance(number, float) and not abs(number) <= 1e15:
+                raise InputError(
+                    f"--{name.replace('_', '-')} is {number}, which is no amount.", "Give a number."
+                )
     traffic = Traffic(input_per_day * _MILLION, output_per_day * _MILLION)
     if traffic.tokens_per_day <= 0:
         raise InputError(

@@ -1,6 +1,7 @@
 """`longspan plan`: the search, rows of given layouts (`--rows`) and calibration (`--calibrate`)."""
 
 import json
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,33 @@ from longspan.planner.rows import as_json as value_json
 _FILE = click.Path(path_type=Path)
 
 
+class _Finite(click.FloatRange):
+    """A range that does not take `nan` either: it compares with nothing, and so passes every bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if isnan(found):
+            self.fail(f"{value} is no number.", param, ctx)
+        return found
+
+
 @click.command()
 @click.argument("model", required=False)
 @click.option("--gpus", help='The cluster in short: "8xH100", "2x4xA100-PCIe-80GB", "8xH100+4xL40S".')
 @click.option("--network", help='Between the nodes of --gpus: "infiniband:400x8", "roce:100", "ethernet:10".')
 @click.option("--cluster", type=_FILE, help="An inventory (TOML) instead of --gpus.")
-@click.option("--prompt", type=click.IntRange(1), default=1000, show_default=True, help="Mean prompt tokens.")
-@click.option("--output", type=click.IntRange(1), default=300, show_default=True, help="Mean output tokens.")
-@click.option("--concurrency", type=click.IntRange(1), help="Clients at once (closed loop).")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second (open loop).")
+@click.option(
+    "--prompt",
+    type=click.IntRange(1, 10_000_000),
+    default=1000,
+    show_default=True,
+    help="Mean prompt tokens.",
+)
+@click.option(
+    "--output", type=click.IntRange(1, 262_144), default=300, show_default=True, help="Mean output tokens."
+)
+@click.option("--concurrency", type=click.IntRange(1, 100_000), help="Clients at once (closed loop).")
+@click.option("--rate", type=_Finite(1e-6, 1e6), help="Requests per second (open loop).")
 @click.option("--trace", type=_FILE, help="Your own arrivals: CSV of seconds, prompt_tokens, output_tokens.")
 @click.option(
     "--prefix-hits", type=float, default=0.0, help="Share of prompt tokens found in the prefix cache."
@@ -43,9 +62,9 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--dtype", help="Plan another storage of the weights: fp8, int4, nvfp4, ...")
 @click.option("--kv-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True)
-@click.option("--max-model-len", type=click.IntRange(1), help="Tokens a request may have.")
-@click.option("--max-num-seqs", type=click.IntRange(1), help="Requests in a batch.")
-@click.option("--gpu-memory-utilization", "utilisation", type=click.FloatRange(0.05, 1.0))
+@click.option("--max-model-len", type=click.IntRange(1, 10**9), help="Tokens a request may have.")
+@click.option("--max-num-seqs", type=click.IntRange(1, 10**6), help="Requests in a batch.")
+@click.option("--gpu-memory-utilization", "utilisation", type=_Finite(0.05, 1.0))
 @click.option("--vllm-version", "vllm", help="The vLLM version to plan for.")
 @click.option("--executor", type=click.Choice(["ray", "mp"]), default="ray", show_default=True)
 @click.option("--save", type=_FILE, help="Write the plan to a TOML file for `longspan up`.")

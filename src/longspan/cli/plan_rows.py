@@ -37,8 +37,13 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise InputError(
             f"{path} is not a file.", "Give a CSV file with a header; docs/calibration.md lists its columns."
         )
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [dict(row) for row in csv.DictReader(file)]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [dict(row) for row in csv.DictReader(file)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"{path} cannot be read as a CSV file: {error}.", "Save it as CSV in UTF-8, with a header."
+        ) from error
     missing = {"row_id", "repo_id"} - set(rows[0] if rows else {})
     if missing:
         raise InputError(
@@ -157,7 +162,7 @@ def calibrate_rows(
         except ValueError:
             continue
         predicted = _p50(answers[row.row_id].get(QUANTITIES[row.quantity][0]))
-        if predicted:
+        if predicted and 0 < value < 1e9:
             version = format_version(row.settings.version)
             measured.append(Measured(row.row_id, version, gpu.name, row.quantity, value, predicted))
     if not measured:
@@ -188,8 +193,8 @@ def load_calibration(path: Path | None) -> Calibration:
             f"{path} is not a file.", "Write one with `longspan plan --calibrate MEASURED.csv`."
         )
     try:
-        return from_document(tomllib.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
+        return from_document(tomllib.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, AttributeError, LookupError, OSError, RecursionError) as error:
         raise CalibrationError(
             f"{file} is not a calibration file: {error}.", "Delete it, or write it again with --calibrate."
         ) from error
@@ -199,6 +204,12 @@ def save_calibration(calibration: Calibration, path: Path | None) -> Path:
     """Writes the corrections beside those of other versions and GPUs already there; returns the file."""
     file = path or calibration_path()
     known = load_calibration(file).corrections if file.is_file() else {}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(to_toml(Calibration({**known, **calibration.corrections})))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(to_toml(Calibration({**known, **calibration.corrections})), encoding="utf-8")
+    except OSError as error:
+        raise CalibrationError(
+            f"The corrections cannot be written to {file}: {error.strerror}.",
+            "Name another place with --calibration FILE.",
+        ) from error
     return file

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from longspan.planner.verdicts import nothing_fits
 from longspan.planner.versions import LATEST, parse_version
 from longspan.planner.whatifs import what_ifs
 from longspan.workload import Workload, parse_objectives, parse_trace
+
+# An engine runs at most 1,024 requests at once by default; a queue of as many again says all there is to say.
+MOST_CLIENTS_A_GPU = 2048
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,31 @@ def read_text(path: Path, what: str) -> str:
     """A file's text.
 
     Raises:
-        InputError: it is not there.
+        InputError: it is not there, may not be read, or is not text.
     """
-    if not path.is_file():
-        raise InputError(f"{path} is not a file.", f"Give {what}.")
-    return path.read_text(encoding="utf-8")
+    try:
+        if not path.is_file():
+            raise InputError(f"{path} is not a file.", f"Give {what}.")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.", f"Give {what}.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text (UTF-8).", f"Give {what}.") from error
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Writes the plan.
+
+    Raises:
+        InputError: the file cannot be written there.
+    """
+    try:
+        path.write_text(to_toml(plan), encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"The plan cannot be saved to {path}: {error.strerror}.",
+            "Give --save a file that can be written.",
+        ) from error
 
 
 def wished_cluster(wish: Wish) -> Cluster:
@@ -126,7 +149,43 @@ def question_of(wish: Wish) -> Question:
         max_num_seqs=wish.max_num_seqs,
         kv_dtype=wish.kv_dtype,
     )
-    return Question(facts, wished_cluster(wish), workload, settings, wish.executor, goal)
+    _refuse_long(workload, facts.max_position, wish.max_model_len)
+    question = Question(facts, wished_cluster(wish), workload, settings, wish.executor, goal)
+    gpus = max(question.cluster.gpu_count, 1)
+    if workload.concurrency > MOST_CLIENTS_A_GPU * gpus:
+        raise InputError(
+            f"{workload.concurrency:,} clients at once on {gpus} GPU{'s' * (gpus > 1)} only wait for each other: more than "
+            f"{MOST_CLIENTS_A_GPU:,} a GPU are not simulated.",
+            "Give a smaller --concurrency, or a --rate.",
+        )
+    return question
+
+
+def _refuse_long(workload: Workload, positions: int, max_model_len: int | None) -> None:
+    """A mean request that the engine would refuse is no load.
+
+    Raises:
+        InputError: it is longer than the model, or than --max-model-len, allows.
+    """
+    most = min(positions, max_model_len or positions)
+    tokens = workload.prompt_tokens + workload.output_tokens
+    if tokens <= most:
+        return
+    why = f"the model takes {positions:,}" if most == positions else f"--max-model-len is {most:,}"
+    raise InputError(
+        f"A request of {workload.prompt_tokens:,} prompt and {workload.output_tokens:,} output tokens has {tokens:,}, and {why}: "
+        "vLLM would refuse it.",
+        "Give a shorter --prompt or --output"
+        + (", or a larger --max-model-len." if most < positions else "."),
+    )
+
+
+def other_checkpoint(model: str, dtype: str) -> str:
+    """What `--dtype` leaves to be done: the commands name the model as it was given, and vLLM loads what is stored there."""
+    return (
+        f"Planned for {dtype} weights, and the commands name {model} as it is stored: put a checkpoint in {dtype} in its place, "
+        "or the engine loads other weights than those of this receipt."
+    )
 
 
 _WAYS_OUT = "Try quantised weights (--dtype fp8 or int4), a shorter --max-model-len, or more GPUs."
@@ -152,6 +211,8 @@ def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
     if answer.best is not None:
         options = (answer.best, *fill(question, answer.best))
         plan = plan_of(answer, options, wish.model)
+        if wish.dtype:
+            plan = replace(plan, notes=(*plan.notes, other_checkpoint(wish.model, wish.dtype)))
     changes = [] if wish.quick else what_ifs(answer)
     found = document(answer, options, plan, changes)
     if plan is None:
@@ -166,8 +227,11 @@ def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
         click.echo(json.dumps(found))
         click.echo(f"error: {error}", err=True)
         click.get_current_context().exit(error.exit_code)
+    if save is not None and as_json:
+        save_plan(plan, save)  # first: if it fails, the one document on stdout is the error
     click.echo(json.dumps(found) if as_json else "\n".join(for_people(found)))
     if save is not None:
-        save.write_text(to_toml(plan), encoding="utf-8")
+        if not as_json:
+            save_plan(plan, save)
         click.echo(f"Saved to {save}", err=True)
     return plan

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -130,16 +131,28 @@ def require_gpu(name: str) -> GpuType:
     return gpu
 
 
-def custom_gpu(name: str, table: dict[str, Any]) -> GpuType:
+def custom_gpu(name: str, table: dict[str, Any], links: Collection[str] = ()) -> GpuType:
     """A type that the user's inventory describes in a `[gpu_type.NAME]` table, with plain numbers.
+
+    Args:
+        links: the kinds of link that there are; empty for no check.
 
     Raises:
         InputError: a number is missing or is none.
     """
-    needed = ("memory_gib", "memory_bandwidth_gb_per_second", "bf16_tflops")
-    for field in needed:
-        if not isinstance(table.get(field), int | float) or table[field] <= 0:
+    needed = {"memory_gib", "memory_bandwidth_gb_per_second", "bf16_tflops"}
+    for field in [known for known in _NUMBERS if known in needed or known in table]:
+        value: Any = table.get(field)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            value = -1
+        # 1e-3 to 1e9 of its unit holds every chip, and keeps nan and inf out; 0 says that a chip has no such unit.
+        if not 1e-3 <= value <= 1e9 and (value != 0 or field in needed):
             raise InputError(f"[gpu_type.{name}] needs {field} as a number above 0.")
+    for field in ("vendor", "compute_capability", "link"):
+        if not isinstance(table.get(field, ""), str):
+            raise InputError(f"[gpu_type.{name}] needs {field} as a text.")
+    if links and "link" in table and table["link"] not in links:
+        raise InputError(f"[gpu_type.{name}]: link must be one of {', '.join(links)}.")
     unknown = set(table) - set(_NUMBERS) - {"vendor", "compute_capability", "link"}
     if unknown:
         raise InputError(f"[gpu_type.{name}] has unknown fields: {', '.join(sorted(unknown))}.")

@@ -42,6 +42,10 @@ from longspan.cluster.inventory import (
 from longspan.errors import InputError
 
 _GIGA = 10**9
+# More than any machine has; beyond it, a slip of the hand would be hours of planning.
+_TOO_MUCH = 10**9
+MOST_GPUS_A_NODE = 1024
+MOST_GPUS = 16_384
 
 
 # What a node's table may hold: the planner's part, and what only the launcher reads (`cluster/hosts.py`).
@@ -53,8 +57,8 @@ _MEASURED = {"measured_gbit_per_second", "measured_latency_us", "measured_with"}
 
 def _number(table: dict[str, Any], field: str, where: str, default: float | None = None) -> float:
     value = table.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise InputError(f"{where}: {field} must be a number above 0, not {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _TOO_MUCH:
+        raise InputError(f"{where}: {field} must be a number above 0, not {str(value)[:40]}.")
     return value
 
 
@@ -74,14 +78,17 @@ def _network(table: Any, where: str) -> Network:
         table, {"kind", "rate_gbit_per_second", "nics", "interface", "hcas", *_MEASURED}, f"{where}: network"
     )
     kind = table.get("kind")
-    if kind not in NETWORK_KINDS:
+    if not isinstance(kind, str) or kind not in NETWORK_KINDS:
         raise InputError(f"{where}: network.kind must be one of {', '.join(NETWORK_KINDS)}, not {kind!r}.")
+    hcas = table.get("hcas", [])
+    if not isinstance(hcas, list):
+        raise InputError(f"{where}: network.hcas must be a list of names, not {str(hcas)[:40]}.")
     return Network(
         kind,
         _number(table, "rate_gbit_per_second", f"{where}: network") * _GIGA,
-        round(_number(table, "nics", f"{where}: network", 1)),
+        max(round(_number(table, "nics", f"{where}: network", 1)), 1),
         str(table.get("interface", "")),
-        tuple(str(hca) for hca in table.get("hcas", ())),
+        tuple(str(hca) for hca in hcas),
         _measured(table, "measured_gbit_per_second", where) * _GIGA / 8,
         _measured(table, "measured_latency_us", where) / 1e6,
         str(table.get("measured_with", "")),
@@ -100,7 +107,10 @@ def _gpus(value: Any, types: dict[str, GpuType], where: str, memory_gib: float |
         )
         if match is None:
             raise InputError(f'{where}: gpus must read like "8x H100" or ["H100", "H100"], not {text!r}.')
-        names += [match[2]] * int(match[1] or 1)
+        count = float(match[1] or 1)  # a count of a thousand digits is infinite, and too many
+        if len(names) + count > MOST_GPUS_A_NODE:
+            raise InputError(f"{where}: a node has at most {MOST_GPUS_A_NODE} GPUs here, not {text[:60]!r}.")
+        names += [match[2]] * int(count)
     found = [types[name] if name in types else require_gpu(name) for name in names]
     return tuple(
         Gpu(index, kind, kind.memory_bytes if memory_gib is None else round(memory_gib * (1 << 30)))
@@ -124,13 +134,22 @@ def _link(value: Any, gpus: tuple[Gpu, ...], where: str) -> Link:
 
 def _expand(name: str) -> list[str]:
     """ "gpu[01-03]" -> gpu01, gpu02, gpu03, as Slurm writes host lists."""
-    match = re.fullmatch(r"(.*)\[(\d+)-(\d+)\](.*)", name)
+    match = re.fullmatch(r"(.*)\[(\d{1,9})-(\d{1,9})\](.*)", name)
     if match is None:
         return [name]
     first, last = int(match[2]), int(match[3])
     if last < first or last - first > 4095:
         raise InputError(f"The node range {name!r} is empty or too long.")
     return [f"{match[1]}{number:0{len(match[2])}d}{match[4]}" for number in range(first, last + 1)]
+
+
+def _refuse_shell(where: str, *words: str) -> None:
+    """Raises: InputError: a word that a shell would take for more than a word; the plan prints commands to be pasted."""
+    for word in words:
+        if not re.fullmatch(r"[^\s\"'`$;&|<>()\\]+", word):
+            raise InputError(
+                f"{where}: {word[:60]!r} is no name or address of a host: it would not stay one word in a shell."
+            )
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -141,15 +160,23 @@ def parse_cluster(text: str) -> Cluster:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no TOML, a number of thousands of digits, or nested too deep
         raise InputError(f"The inventory is not valid TOML: {error}.") from error
     _known(document, {"name", "network", "node", "gpu_type", "ray", "container"}, "inventory")
-    types = {name: custom_gpu(name, table) for name, table in document.get("gpu_type", {}).items()}
+    described, listed = document.get("gpu_type", {}), document.get("node", [])
+    if not isinstance(described, dict) or not all(isinstance(table, dict) for table in described.values()):
+        raise InputError("inventory: gpu_type must be tables, [gpu_type.NAME].")
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
+        raise InputError("inventory: node must be tables, [[node]] with two pairs of brackets.")
+    types = {name: custom_gpu(name, table, LINK_KINDS) for name, table in described.items()}
     nodes: list[Node] = []
-    for number, table in enumerate(document.get("node", []), 1):
+    for number, table in enumerate(listed, 1):
         where = f"node {table.get('name', number)}"
         _known(table, _PLANNED | _LAUNCHED, where)
-        if not isinstance(table.get("name"), str):
+        if not isinstance(table.get("name"), str) or not table["name"].strip():
             raise InputError(f"{where}: name is missing.")
         memory = _number(table, "gpu_memory_gib", where) if "gpu_memory_gib" in table else None
         gpus = _gpus(table["gpus"], types, where, memory) if table.get("gpus") else ()
@@ -158,6 +185,7 @@ def parse_cluster(text: str) -> Cluster:
             network = {"kind": "ethernet", "rate_gbit_per_second": 10}
         for name in _expand(table["name"]):
             address = str(table.get("address", name)).replace("{name}", name)
+            _refuse_shell(where, name, address)
             nodes.append(
                 Node(name, address, gpus, _link(table.get("link"), gpus, where), _network(network, where))
             )
@@ -168,7 +196,17 @@ def parse_cluster(text: str) -> Cluster:
     doubled = [name for name, count in Counter(node.name for node in nodes).items() if count > 1]
     if doubled:
         raise InputError(f"The inventory names {', '.join(doubled)} more than once.")
+    _refuse_many(sum(len(node.gpus) for node in nodes))
     return Cluster(str(document.get("name", "cluster")), tuple(nodes))
+
+
+def _refuse_many(gpus: float) -> None:
+    """Raises: InputError: more GPUs than are planned for."""
+    if gpus > MOST_GPUS:
+        raise InputError(
+            f"{gpus:,.0f} GPUs are more than the {MOST_GPUS:,} that are planned for at once.",
+            "Plan a part of the cluster; its replicas are alike.",
+        )
 
 
 def parse_shorthand(gpus: str, network: str = "") -> Cluster:
@@ -187,10 +225,11 @@ def parse_shorthand(gpus: str, network: str = "") -> Cluster:
         match = re.fullmatch(r"\s*(?:(\d+)\s*[x\u00d7]\s*)?(\d+)\s*[x\u00d7]\s*(\S.*?)\s*", group)
         if match is None or int(match[2]) == 0 or match[1] == "0":
             raise InputError(
-                f"{group!r} is no group of GPUs.",
+                f"{group[:80]!r} is no group of GPUs.",
                 'Write "8xH100" or "2x4xA100-PCIe-80GB" (nodes x GPUs x type).',
             )
-        members = _gpus(f"{match[2]}x {match[3]}", {}, gpus, None)
+        members = _gpus(f"{match[2]}x {match[3]}", {}, gpus[:80], None)
+        _refuse_many(sum(len(node.gpus) for node in nodes) + len(members) * float(match[1] or 1))
         link = slower_link(members)
         for _ in range(int(match[1] or 1)):
             name = f"node{len(nodes)}"
@@ -209,9 +248,9 @@ def parse_network(text: str) -> Network:
     match = re.fullmatch(
         r"(infiniband|ib|roce|ethernet|eth):(\d+(?:\.\d+)?)(?:[x\u00d7](\d+))?", text.strip().lower()
     )
-    if match is None or float(match[2]) == 0 or match[3] == "0":
+    if match is None or not 0 < float(match[2]) < _TOO_MUCH or not 0 < float(match[3] or 1) < _TOO_MUCH:
         raise InputError(
-            f"{text!r} is no network.",
+            f"{text[:80]!r} is no network.",
             'Write "infiniband:400x8", "roce:100" or "ethernet:10" (Gbit/s x NICs).',
         )
     kind = {"ib": "infiniband", "eth": "ethernet"}.get(match[1], match[1])

@@ -14,6 +14,8 @@ from longspan.model.facts import ModelFacts
 from longspan.model.parse import parse_config, parse_text
 
 _HUB_SECONDS = 10.0
+# More than any config.json has.
+_LARGEST_BYTES = 64_000_000
 
 
 def load_model(name: str, configs: Path | None = None, offline: bool = False) -> ModelFacts:
@@ -27,24 +29,61 @@ def load_model(name: str, configs: Path | None = None, offline: bool = False) ->
     Raises:
         ModelFetchError: found nowhere. ModelError: found, but a field is missing or contradicts another.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return load_directory(path)
-    if path.is_file() and path.suffix == ".json":
-        return parse_text(path.read_text(), path.stem)
-    if configs is not None:
-        found = load_indexed(name, configs)
-        if found is not None:
-            return found
-    builtin = load_builtin(name)
-    if builtin is not None:
-        return builtin
+    try:
+        found = _load_here(name, configs)
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # a name longer than a path may be, no permission, no such "~user"
+        raise ModelFetchError(
+            f"{name[:60]!r} cannot be looked for: {getattr(error, 'strerror', None) or error}.",
+            "Give a directory with a config.json, or a Hugging Face id (org/name).",
+        ) from error
+    if found is not None:
+        return found
     if offline:
         raise ModelFetchError(
             f"{name} is not a directory here, not in the built-in list, and looking it up is switched off.",
             f"Give a directory with its config.json, or one of: {', '.join(builtin_names())}.",
         )
     return load_hub(name)
+
+
+def _load_here(name: str, configs: Path | None) -> ModelFacts | None:
+    """What needs no network: a path, the folder of configs, the built-in list."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return load_directory(path)
+    if path.is_file() and path.suffix == ".json":
+        return parse_text(_text(path), path.stem)
+    if configs is not None:
+        found = load_indexed(name, configs)
+        if found is not None:
+            return found
+    return load_builtin(name)
+
+
+def _text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        ModelFetchError: it may not be read, is too large for a config, or is not text.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise ModelFetchError(
+                f"{path} has {path.stat().st_size / 1e6:,.0f} MB, and a config has a few kB.",
+                "Give the directory that holds config.json.",
+            )
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelFetchError(
+            f"{path} cannot be read: {error.strerror}.", "Check its permissions."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ModelFetchError(
+            f"{path} is not text (UTF-8).", "Download it again; it may be damaged."
+        ) from error
 
 
 def load_directory(path: Path) -> ModelFacts:
@@ -61,9 +100,7 @@ def load_directory(path: Path) -> ModelFacts:
             f"{path} has no config.json, so it is not a model directory.",
             "Give the directory that holds config.json and the *.safetensors files.",
         )
-    facts = parse_text(
-        config.read_text(), path.resolve().name, quant.read_text() if quant.is_file() else None
-    )
+    facts = parse_text(_text(config), path.resolve().name, _text(quant) if quant.is_file() else None)
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return replace(facts, weight_file_bytes=weights, weight_file_source=str(path)) if weights else facts
 
@@ -79,7 +116,7 @@ def load_indexed(name: str, configs: Path) -> ModelFacts | None:
     index = configs / "index.csv"
     if not index.is_file():
         raise InputError(f"{configs} has no index.csv.", "It must have the columns repo_id and file.")
-    rows = {row["repo_id"]: row for row in csv.DictReader(index.read_text().splitlines())}
+    rows = {row["repo_id"]: row for row in _table(index, "repo_id", "file")}
     row = rows.get(name) or rows.get(_labels(configs).get(name, ""))
     file = row["file"] if row else f"{name.replace('/', '__')}.json"
     path = configs / "expanded" / file
@@ -87,7 +124,7 @@ def load_indexed(name: str, configs: Path) -> ModelFacts | None:
     if not path.is_file():
         return None
     quant = configs / f"{file.removesuffix('.json')}.hf_quant_config.json"
-    facts = parse_text(path.read_text(), name, quant.read_text() if quant.is_file() else None)
+    facts = parse_text(_text(path), name, _text(quant) if quant.is_file() else None)
     size = (row or {}).get("safetensors_bytes") or ""
     return (
         replace(facts, weight_file_bytes=int(size), weight_file_source=str(index))
@@ -100,11 +137,28 @@ def _labels(configs: Path) -> dict[str, str]:
     path = configs / "labels.csv"
     if not path.is_file():
         return {}
-    return {
-        row["label"]: row["repo_id"]
-        for row in csv.DictReader(path.read_text().splitlines())
-        if row["repo_id"]
-    }
+    return {row["label"]: row["repo_id"] for row in _table(path, "label", "repo_id") if row["repo_id"]}
+
+
+def _table(path: Path, *columns: str) -> list[dict[str, str]]:
+    """The rows of a CSV file that must have these columns; rows that are cut off are left out.
+
+    Raises:
+        InputError: a column is missing, or it is no CSV.
+    """
+    try:
+        reader = csv.DictReader(_text(path).splitlines())
+        rows = list(reader)
+    except csv.Error as error:
+        raise InputError(
+            f"{path} is no CSV file: {error}.", f"Give it the columns {', '.join(columns)}."
+        ) from error
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise InputError(
+            f"{path} lacks the columns {', '.join(missing)}.", "They say which file is which model's."
+        )
+    return [row for row in rows if all(row[name] is not None for name in columns)]
 
 
 def _builtin() -> dict[str, dict[str, Any]]:

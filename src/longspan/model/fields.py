@@ -1,6 +1,7 @@
 """Reading fields of a config: synonyms, defaults that transformers fills in, and errors that name the field."""
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import Any
 
 from longspan.errors import ModelError
@@ -43,6 +44,15 @@ LAYER_NORM = frozenset({"phi", "gpt2", "opt", "gpt_neox", "gpt_bigcode", "bloom"
 PARALLEL_NORM = frozenset({"phi"})
 
 
+# Larger than any size of a model; beyond it, memory and time of the planner itself are at stake.
+_TOO_MUCH = 10**12
+
+
+def _is_whole(value: int | float) -> bool:
+    """Whether it is a finite whole number that can be a size."""
+    return -inf < value < _TOO_MUCH and value == int(value)
+
+
 class Fields:
     """A config's fields with their synonyms. `where` is the prefix that errors show, such as `text_config.`."""
 
@@ -73,17 +83,33 @@ class Fields:
                 f"config.json has no {self.where}{names[0]}{others}; the size of the model cannot be known without it.",
                 "Take config.json from the model's own repository, complete.",
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value <= 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not _is_whole(value)
+            or value <= 0
+        ):
             raise ModelError(
-                f"{self.where}{names[0]} in config.json is {value!r}, not a positive whole number.",
+                f"{self.where}{names[0]} in config.json is {repr(value)[:60]}, not a positive whole number.",
                 "Take config.json from the model's own repository.",
             )
         return int(value)
 
     def optional(self, *names: str) -> int:
-        """A whole number that may be missing: 0."""
+        """A whole number that may be missing: 0. So is a negative one, by which some configs mean none.
+
+        Raises:
+            ModelError: a number that no size can be.
+        """
         value = self.get(*names, default=0)
-        return int(value) if isinstance(value, int | float) else 0
+        if not isinstance(value, int | float):
+            return 0
+        if not -inf < value < _TOO_MUCH:
+            raise ModelError(
+                f"{self.where}{names[0]} in config.json is {str(value)[:60]}, which no model has.",
+                "Take config.json from the model's own repository.",
+            )
+        return max(int(value), 0)
 
     def per_layer(self, values: Iterable[Any], layers: int, name: str) -> list[Any]:
         """A list with one entry a layer.

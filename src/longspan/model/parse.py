@@ -6,6 +6,7 @@ from typing import Any
 
 from longspan.errors import ModelError
 from longspan.model import fields as known
+from longspan.model.culprit import culprit
 from longspan.model.facts import ModelFacts
 from longspan.model.fields import Fields
 from longspan.model.parse_layers import parse_layers
@@ -15,6 +16,12 @@ from longspan.model.tower import parse_tower
 
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 _DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+# What reading a field of the wrong type or size ends in.
+_UNREADABLE = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
 
 
 def parse_config(
@@ -32,6 +39,38 @@ def parse_config(
     """
     if not isinstance(config, Mapping):
         raise ModelError("config.json is not a JSON object.", "Take it from the model's own repository.")
+    if hf_quant_config is not None and not isinstance(hf_quant_config, Mapping):
+        raise ModelError(
+            "hf_quant_config.json is not a JSON object.", "Take it from the model's own repository."
+        )
+
+    def reads(changed: Mapping[str, Any]) -> bool:
+        try:
+            _parse(changed, name, hf_quant_config)
+        except (ModelError, *_UNREADABLE):
+            return False
+        return True
+
+    try:
+        return _parse(config, name, hf_quant_config)
+    except _UNREADABLE as error:
+        field = culprit(config, reads)
+        value: Any = config
+        for key in field.split(".") if field else ():
+            value = value[key] if isinstance(value, Mapping) and key in value else "..."
+        shown = repr(value)[:60]
+        what = (
+            f"{field} in config.json is {shown}, which cannot be read"
+            if field
+            else "config.json, or hf_quant_config.json beside it, cannot be read"
+        )
+        raise ModelError(
+            f"{what} ({type(error).__name__}: {str(error)[:120]}).",
+            "Take config.json from the model's own repository.",
+        ) from error
+
+
+def _parse(config: Mapping[str, Any], name: str, hf_quant_config: Mapping[str, Any] | None) -> ModelFacts:
     where, text = "", config
     for key in _TEXT:
         if isinstance(config.get(key), Mapping):
@@ -94,7 +133,10 @@ def parse_text(text: str, name: str = "", hf_quant_text: str | None = None) -> M
     try:
         config = json.loads(text)
         quant = json.loads(hf_quant_text) if hf_quant_text else None
-    except json.JSONDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not JSON, nested too deep, or a number of thousands of digits
         raise ModelError(
             f"config.json of {name or 'the model'} is not JSON: {error}.",
             "Download it again; it may be cut off.",

@@ -19,6 +19,8 @@ from longspan.model.parse_feeds import parse_dense, parse_experts, parse_feeds
 
 # hybrid_override_pattern of Nemotron-H: Mamba, attention, feed-forward, experts.
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+# Eight times the deepest model published (126 layers), so that a mistyped number ends in words and not in hours.
+_MOST_LAYERS = 1000
 _RECURRENT = {"mamba", "mamba2", "linear_attention", "linear", "recurrent", "kda"}
 _SLIDING = {"sliding_attention", "sliding", "local", "local_attention", "swa"}
 
@@ -40,9 +42,15 @@ def parse_layers(f: Fields) -> tuple[Layer, ...]:
 def layer_count(f: Fields) -> int:
     """Decoder layers: num_hidden_layers, or the length of the list of blocks where only that is given."""
     listed = f.get("hybrid_override_pattern", "layers_block_type")
-    return f.count(
+    count = f.count(
         "num_hidden_layers", "n_layer", "n_layers", "num_layers", default=len(listed) if listed else None
     )
+    if count > _MOST_LAYERS:
+        raise ModelError(
+            f"{f.where}num_hidden_layers in config.json is {count}, which no model has.",
+            "Take config.json from the model's own repository.",
+        )
+    return count
 
 
 def _kinds(f: Fields, count: int) -> list[str]:

@@ -23,6 +23,10 @@ QUANTITIES: dict[str, tuple[str, str, bool]] = {
 }
 
 
+# No correction is as large; keeps nan and inf out of every later estimate.
+_MOST = 1e6
+
+
 @dataclass(frozen=True)
 class Measured:
     """One measured value beside its prediction. `gpu` is the catalogue's name."""
@@ -91,5 +95,10 @@ def from_document(document: Mapping[str, object]) -> Calibration:
         unknown = set(fields) - set(Correction.__dataclass_fields__)
         if unknown:
             raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
+        for name, value in fields.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MOST:
+                raise ValueError(f"{name} is {str(value)[:40]}, not a number")
+            if name.endswith("_factor") and value <= 0:
+                raise ValueError(f"{name} is {value}, not above 0")
         found[key] = Correction(**fields)
     return Calibration(found)

@@ -70,7 +70,10 @@ def parse_plan(text: str) -> Plan:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no TOML, a number of thousands of digits, or nested too deep
         raise PlanFileError(f"This is no plan file: it is not TOML ({error}).", _REMEDY) from error
     if "format" not in document:
         raise PlanFileError("This is no plan file: format is missing.", _REMEDY)

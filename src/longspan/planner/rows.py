@@ -5,7 +5,7 @@ The columns are inputs.csv's of the shared planner data; what a row leaves blank
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, nan
+from math import nan
 
 from longspan.errors import InputError
 from longspan.model.facts import ModelFacts
@@ -26,6 +26,11 @@ MEMORY_KEYS = (
     "weights_gib_per_gpu", "kv_pool_gib_per_gpu", "kv_tokens", "max_concurrency", "activation_gib_per_gpu",
     "non_torch_gib_per_gpu", "cuda_graph_gib_per_gpu", "consumed_gib_per_gpu", "gpu_blocks", "max_model_len_tokens",
 )  # fmt: skip
+# Larger numbers are slips of the hand, and would take the planner hours or all memory.
+_MOST = {
+    "n_gpu": 16_384, "n_nodes": 16_384, "tp": 16_384, "pp": 1000, "dp": 16_384, "dcp": 16_384, "max_num_seqs": 10**6,
+    "isl": 10**6, "osl": 262_144, "concurrency": 20_000, "request_rate_per_s": 10**6, "num_prompts": 10**6,
+}  # fmt: skip
 _YES = {"yes", "true", "1", "on"}
 
 Value = Estimate | float | None
@@ -58,9 +63,10 @@ def _number(row: Mapping[str, str | None], column: str) -> float | None:
         value = float(text)
     except ValueError:
         value = nan
-    if not 0 <= value < inf:
+    most = _MOST.get(column, 1e9)
+    if not 0 <= value <= most:
         raise InputError(
-            f"Row {row.get('row_id') or '?'}: column {column} is {text!r}, not a number from 0 on.",
+            f"Row {row.get('row_id') or '?'}: column {column} is {text[:40]!r}, not a number from 0 to {most:,.0f}.",
             "Leave it blank if it is not known.",
         )
     return value

@@ -128,9 +128,11 @@ def memory_words(found: Receipt, question: Question) -> str:
     )
 
 
-def _is_common(layout: Layout) -> bool:
-    """Sizes that people use: what-ifs look at these only."""
-    return all(size & (size - 1) == 0 for size in (layout.tp, layout.pp, layout.dp)) and layout.dcp == 1
+def _is_common(layout: Layout, pool: Pool) -> bool:
+    """Sizes that people use: what-ifs look at these only. Three or five nodes are used whole, too."""
+    whole = layout.dp * layout.tp == pool.gpus and layout.tp & (layout.tp - 1) == 0
+    powers = all(size & (size - 1) == 0 for size in (layout.tp, layout.pp, layout.dp))
+    return (powers or whole) and layout.dcp == 1
 
 
 def search(question: Question, simulated: int = SIMULATED, brief: Layout | None = None) -> Answer:
@@ -146,7 +148,7 @@ def search(question: Question, simulated: int = SIMULATED, brief: Layout | None 
     for pool in all_pools:
         illegal_tp: dict[int, Rejection | None] = {}
         for layout in layouts(question.facts, pool):
-            if brief is not None and layout != brief and not _is_common(layout):
+            if brief is not None and layout != brief and not _is_common(layout, pool):
                 continue
             if layout.tp not in illegal_tp:
                 version = format_version(question.settings.version)

@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# The longest stride of decode steps priced as one: contexts grow by this many tokens at most between two prices.
+# The longest stride of decode steps priced as one: contexts grow by this many tokens at most between two prices. Answers of
+# more than 64 such strides are cut into 64, so that a million tokens cost no more than sixteen thousand.
 _STRIDE_STEPS = 256
+_STRIDES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,9 @@ class _Running:
 class _Engine:
     """The state between two steps."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, longest_output: int = 0) -> None:
         self.limits = limits
+        self.stride_steps = max(_STRIDE_STEPS, longest_output // _STRIDES)
         self.now = 0.0
         self.step = 0
         self.context = 0.0
@@ -189,7 +192,7 @@ def simulate(
             where that many clients each send their next request when the last one ends. It reaches the engine while
             the following step already runs, as with a real client.
     """
-    engine = _Engine(limits)
+    engine = _Engine(limits, max((request.output_tokens for request in requests), default=0))
     source = _Source(requests, concurrency)
     served: list[Served] = []
     while True:
@@ -275,7 +278,7 @@ def _stride(
     count = len(engine.decoding)
     while engine.ends[0][2] != getattr(engine.decoding.get(engine.ends[0][1]), "epoch", -1):
         heapq.heappop(engine.ends)
-    steps = min(engine.ends[0][0] - engine.step, _STRIDE_STEPS, engine.steps_until_full())
+    steps = min(engine.ends[0][0] - engine.step, engine.stride_steps, engine.steps_until_full())
     if sees_at is not None:
         steps = min(steps, sees_at - engine.step)
     steps = max(steps, 1)

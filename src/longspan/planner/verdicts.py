@@ -48,7 +48,8 @@ def distribution(answer: Answer) -> str:
 
 def _weights_gib(answer: Answer) -> float:
     known: list[Option | Refused] = [*answer.options, *answer.refused]
-    for found in known:
+    # The narrowest first: what TP copies to every rank would be counted as often.
+    for found in sorted(known, key=lambda one: one.layout.tp):
         receipt = found.receipt
         if receipt is not None and found.layout.pp == 1 and found.layout.dp == 1:
             return receipt.ranks[0].weights_bytes * found.layout.tp / GIB
@@ -197,6 +198,8 @@ def why_lost(option: Option, best: Option, question: Question) -> str:
         held, against = option.held_requests_per_second, best.held_requests_per_second
         parts.insert(0, f"{held:.2f} requests/s within the objectives against {against:.2f}")
     parts.append(f"{option.tpot_seconds * 1000:.0f} ms per token against {best.tpot_seconds * 1000:.0f}")
+    if best.engine.is_calibrated and not option.engine.is_calibrated:
+        parts.append("a guess, which counts less than what was measured")
     if option.gpus < best.gpus:
         parts.append(f"leaves {best.gpus - option.gpus} of the GPUs idle")
     batch = option.steady.batch
