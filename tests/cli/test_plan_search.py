@@ -52,6 +52,16 @@ def test_a_plan_is_saved(tmp_path: Path) -> None:
         parse_plan("model = 3")
 
 
+def test_what_up_will_refuse_is_said_when_the_plan_is_saved(tmp_path: Path) -> None:
+    """Several replicas: `up` launches one of them, and that is not first learnt on the day of the launch."""
+    found = run("Qwen/Qwen3-8B", "--gpus", "2x8xH100", "--save", str(tmp_path / "plan.toml"), "--quick")
+    assert found.exit_code == 0, found.output
+    assert "`longspan up --plan`:" in found.stderr
+    assert "--replica r0" in found.stderr
+    one = run("Qwen/Qwen3-14B", "--gpus", "1xH100", "--save", str(tmp_path / "one.toml"), "--quick")
+    assert "up --plan" not in one.stderr
+
+
 def test_an_inventory_and_a_trace(tmp_path: Path) -> None:
     """Cluster and load may come from files."""
     cluster = tmp_path / "lab.toml"

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from longspan.cli.plan_choice import choose
 from longspan.cluster.inventory import Cluster
 from longspan.cluster.inventory_file import parse_cluster, parse_network, parse_shorthand
-from longspan.errors import InputError, NoPlanError
+from longspan.errors import CapacityError, InputError, NoPlanError
 from longspan.model.facts import ModelFacts
 from longspan.model.fetch import load_model
 from longspan.model.requantise import stored_as
@@ -234,4 +235,8 @@ def print_plan(wish: Wish, save: Path | None, as_json: bool) -> Plan:
         if not as_json:
             save_plan(plan, save)
         click.echo(f"Saved to {save}", err=True)
+        try:
+            choose(plan, None, str(save))
+        except CapacityError as error:  # better now than when it is to be launched
+            click.echo(f"`longspan up --plan`: {error.what} {error.remedy}", err=True)
     return plan
