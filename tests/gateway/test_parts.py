@@ -53,6 +53,26 @@ def test_an_abandoned_probe_lets_the_next_one_go() -> None:
     assert breaker.allows(1.0)
 
 
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 50), st.integers(0, 50)), max_size=20))
+def test_tokens_given_back_leave_no_credit(steps: list[tuple[int, int, int]]) -> None:
+    """However long requests last and however much less they use than was set aside, a window is never below zero."""
+    limits, now = KeyLimits(KeyRule("k", "", tokens_per_minute=10**6)), 1000.0
+    for seconds, estimated, used in steps:
+        assert limits.take(estimated, now) is None
+        limits.give_back(estimated, used, now, now + seconds)
+        now += seconds
+        assert limits.tokens.total >= 0
+        if seconds < 60:
+            limits.tokens.roll(now + 120)
+            assert limits.tokens.total == 0
+            now += 120
+    limits.rule = KeyRule("k", "")
+    limits.take(500, now)
+    limits.rule = KeyRule("k", "", tokens_per_minute=10)
+    limits.give_back(500, 1, now, now)
+    assert limits.tokens.total >= 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 50)), max_size=60))
 def test_window_sums_the_last_minute(steps: list[tuple[int, int]]) -> None:
     """The ring agrees with a list of everything that was added."""
@@ -84,7 +104,7 @@ def test_parallel_permits_are_never_exceeded_and_all_come_back(steps: list[bool]
             assert taken == (out < most)
             out += taken
         elif out:
-            limits.give_back(1, 1, 0.0)
+            limits.give_back(1, 1, 0.0, 0.0)
             out -= 1
         assert limits.parallel == out
 
@@ -94,7 +114,7 @@ def test_tokens_are_corrected_to_what_was_used() -> None:
     limits = KeyLimits(KeyRule("k", "", tokens_per_minute=100))
     assert limits.take(90, 0.0) is None
     assert limits.take(20, 0.0) is not None
-    limits.give_back(90, 30, 0.0)
+    limits.give_back(90, 30, 0.0, 0.0)
     assert limits.take(60, 0.0) is None
 
 
