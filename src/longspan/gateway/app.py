@@ -13,7 +13,9 @@ from typing import Any
 import uvloop
 
 from longspan.gateway.brain import Brain
+from longspan.errors import GatewayConfigError
 from longspan.gateway.config import GatewayConfig, split_address
+from longspan.gateway.configfile import parse_config
 from longspan.gateway.listener import open_listener
 from longspan.gateway.log import Log
 from longspan.gateway.server import Gateway
@@ -37,6 +39,7 @@ class App:
         self._stamp = stamp
         self.path, self.directory = path, path.parent
         self.file_config = config
+        self._text = ""  # the file as it was when it was last found good; workers parse it again
         self.log = Log(self.directory / config.log if config.log else None, time.time)
         self.stop, self.poke = asyncio.Event(), asyncio.Event()
         self.stop_listening: Callable[[], None] = _nothing
@@ -60,19 +63,33 @@ class App:
         secrets = read_secrets(config, self.directory)
         tls = upstream_tls(config, self.directory)
         joined = with_keys(config, self.brain.own_keys)
+        text = self._judged(config) if self.workers is not None else ""
         tracer = self.brain.tracer_for(config)
         for name in ("listen", "workers", "log", "ledger", "admin"):
             if getattr(config, name) != getattr(old, name):
                 self.log.write("config_needs_restart", setting=name)
-        self.file_config = config
+        self.file_config, self._text = config, text
         if self.gateway is not None:
             self.gateway.configure(joined, secrets, tls)
             self.brain.pools.update(self.gateway.pools)
         else:
             self.brain.open_pools(joined, tls)
             assert self.workers is not None
-            self.workers.configure(self.path.read_text(), self.brain.own_keys, secrets)
+            self.workers.configure(text, self.brain.own_keys, secrets)
         self.brain.configure(joined, secrets, tracer)
+
+    def _judged(self, config: GatewayConfig) -> str:
+        """The text of a configuration; after a change of keys that of the one in use, whatever the file says now.
+
+        Raises:
+            GatewayConfigError: the file is no longer what was read.
+        """
+        if self._text and config is self.file_config:
+            return self._text
+        text = self.path.read_text()
+        if parse_config(text) != config:
+            raise GatewayConfigError("The file changed while it was read; it is read again.")
+        return text
 
     def apply_again(self) -> None:
         """After a change of our own keys."""
