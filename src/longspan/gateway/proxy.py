@@ -207,6 +207,8 @@ class Exchange:
             self._commit(now)
             self._client.start(self._status, self._client_headers(), b"".join(self._buffer))
             self._buffer.clear()
+        elif self._buffered > MAX_BUFFERED_BYTES:
+            self._failed(f"status {self._status}")  # no error is that long: its text is not worth the memory
 
     def _own_state(self, beginning: bytes) -> None:
         """A stored response lives in its replica: later requests that name it must go there."""
@@ -358,12 +360,16 @@ class Exchange:
             self.next_slow = now + 1.0
             self._gateway.link.slow(self.ask.id)
 
-    def _deadline(self, code: str, message: str) -> None:
+    def stop(self) -> None:
+        """The gateway ends before the request does."""
+        self._deadline("gateway_stopped", "The gateway was stopped before the answer was complete.", 503)
+
+    def _deadline(self, code: str, message: str, status: int = 504) -> None:
         self._drop()
         if self._relaying:
             self._broken(message, code, {})
         else:
-            self._answer_error(504, code, message, ())
+            self._answer_error(status, code, message, ())
 
     # ---- ends
 
