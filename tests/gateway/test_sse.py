@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan.gateway.dialect import CHAT, MESSAGES, OTHER, RESPONSES, TEXT, Dialect
-from longspan.gateway.sse import StreamScanner, usage_in_json
+from longspan.gateway.sse import StreamScanner, read_usage, usage_in_json
 
 
 def event(value: object) -> bytes:
@@ -163,3 +163,17 @@ def test_usage_of_a_whole_answer(text: str, tokens: int) -> None:
               "usage": {"prompt_tokens": tokens, "completion_tokens": 1}, "after": [1]}  # fmt: skip
     assert usage_in_json(json.dumps(answer).encode()) == {"prompt": tokens, "completion": 1}
     assert usage_in_json(json.dumps({"text": text}).encode()) is None
+
+
+@pytest.mark.parametrize("number", [2**70, -5, 1e9, "9"])
+def test_numbers_that_are_no_counts_are_not_counted(number: object) -> None:
+    """A provider's nonsense neither breaks the ledger nor refunds money."""
+    assert read_usage({"prompt_tokens": 3, "completion_tokens": number}) == {"prompt": 3}
+
+
+def test_events_nested_without_end_pass() -> None:
+    """They are the engine's; reading them must not end the stream."""
+    scanner = StreamScanner(CHAT)
+    event = b"data: " + b"[" * 5000 + b"]" * 5000 + b"\n\n"
+    assert scanner.feed(event) == event
+    assert usage_in_json(b'{"usage": ' + b"[" * 5000) is None
