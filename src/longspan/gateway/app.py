@@ -12,8 +12,8 @@ from typing import Any
 
 import uvloop
 
-from longspan.gateway.brain import Brain
 from longspan.errors import GatewayConfigError
+from longspan.gateway.brain import Brain
 from longspan.gateway.config import GatewayConfig, split_address
 from longspan.gateway.configfile import parse_config
 from longspan.gateway.listener import open_listener

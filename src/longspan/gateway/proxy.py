@@ -122,19 +122,28 @@ class Exchange:
             connection.abort()
             return
         self._connection = connection
+        try:
+            data = self._message()
+        except Exception as error:  # noqa: BLE001 - whatever is in a body, its request must end and free its permit
+            self._gateway.bug(error)
+            self._drop()
+            self._cut = ("An error in the gateway itself; see its log.", "internal_error")
+            if self._relaying:
+                self._end_cut()
+            else:
+                self._answer_error(500, self._cut[1], self._cut[0], ())
+            return
+        connection.send(self, data)
+
+    def _message(self) -> bytes:
+        """The request as the target gets it."""
         pool, outgoing = self._gateway.pools[self.target], self._gateway.outgoing
         raw = outgoing.body(self.target, self.body, self.dialect, self.ask.model, self._rest)
         head = outgoing.head(
-            self.target,
-            pool.host_header,
-            pool.base_path,
-            self.head,
-            self.meaning,
-            self.request_id,
-            self.trace,
+            self.target, pool.host_header, pool.base_path, self.head, self.meaning, self.request_id, self.trace,
             len(raw),
-        )
-        connection.send(self, head + raw)
+        )  # fmt: skip
+        return head + raw
 
     def upstream_failed(self, cause: str) -> None:
         """No connection."""

@@ -105,15 +105,17 @@ class Gateway:
         try:
             return self.serve(client, head, raw)
         except Exception as error:  # noqa: BLE001 - the last line of defence of a process that must not stop
-            self.log.write(
-                "bug", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc(limit=-5)
-            )
+            self.bug(error)
             exchange, client.handler = client.handler, None
             if isinstance(exchange, Exchange):
                 exchange.client_lost()
             body = error_body(OTHER, 500, "internal_error", "An error in the gateway itself; see its log.")
             client.answer(500, [JSON_HEADER], body)
             return None
+
+    def bug(self, error: Exception) -> None:
+        """Notes an error of our own; call where it is handled."""
+        self.log.write("bug", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc(limit=-5))
 
     def connection(self) -> Downstream:
         """A protocol for a new client."""
