@@ -177,3 +177,16 @@ def test_events_nested_without_end_pass() -> None:
     event = b"data: " + b"[" * 5000 + b"]" * 5000 + b"\n\n"
     assert scanner.feed(event) == event
     assert usage_in_json(b'{"usage": ' + b"[" * 5000) is None
+
+
+@pytest.mark.parametrize("dialect", [CHAT, TEXT])
+def test_nothing_follows_the_end_marker(dialect: Dialect) -> None:
+    """However an engine cuts and goes on, the client's last event is [DONE]."""
+    data = chat("a") + b"data: [DONE]\n\n"
+    stream = data + chat("b") + b"data: {}"
+    for step in (1, 7, len(data), len(stream)):
+        scanner = StreamScanner(dialect)
+        out = b"".join(scanner.feed(stream[at : at + step]) for at in range(0, len(stream), step))
+        assert out + scanner.rest() == data
+        assert scanner.done
+        assert scanner.events == 1

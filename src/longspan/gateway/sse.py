@@ -60,6 +60,8 @@ class StreamScanner:
 
     def feed(self, data: bytes) -> bytes:
         """Takes the next bytes, returns what may go to the client now."""
+        if self.done and self.dialect.usage_option:
+            return b""  # a stream ends in its marker, whatever an engine sends behind it
         if self._tail:
             if b"\n" not in data and len(self._tail) < MAX_HELD_BYTES:
                 self._tail += data
@@ -108,8 +110,8 @@ class StreamScanner:
         """Judges event by event."""
         out: list[bytes] = []
         for event in _split(data):
-            if self.error is not None:
-                break  # nothing follows an error event
+            if self.error is not None or (self.done and self.dialect.usage_option):
+                break  # nothing follows an error event, nor [DONE]
             verdict = self._judge(event)
             if verdict == "hide":
                 continue
