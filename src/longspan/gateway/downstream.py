@@ -68,6 +68,7 @@ class Downstream(asyncio.Protocol):
         self._later = b""
         self._close = False
         self._chunked = self._serving = False
+        self._body_bytes = self._head_bytes = 0
         self._parser: Any = httptools.HttpRequestParser(self)
         self._ready: deque[tuple[Head, bytes]] = deque()
         self.method = b""
