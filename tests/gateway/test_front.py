@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.helpers import config
+from longspan.errors import GatewayConfigError
 from longspan.gateway import front
 from longspan.gateway.dialect import CHAT
 from longspan.gateway.heads import Head
@@ -27,6 +28,30 @@ def test_no_spelling_of_a_forbidden_path_is_passed_on(target: bytes) -> None:
     answer = study(target).answer
     assert answer is not None
     assert answer.status in (400, 403)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "[overflow]\nthreshold_seconds = nan\n", "[queue]\nmax_waiting = -1\n", "[timeouts]\nidle_seconds = inf\n",
+        '[[models]]\nname = "demo"\n', '[[models]]\nname = "a\\r\\nx: y"\n',
+        '[admin]\nlisten = "127.0.0.1:0"\nsha256 = "abc"\n',
+        f'[[keys]]\nname = "a"\nsha256 = "{"a" * 64}"\n[[keys]]\nname = "a"\nsha256 = "{"b" * 64}"\n',
+        '[[providers]]\nname = "p"\nurl = "http://a"\nmodels = { m = "x" }\nprompt_usd_per_million_tokens = -1\n',
+    ],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_meant_is_refused(more: str) -> None:
+    """NaN never overflows, a negative price refunds, a line break in a name splits headers, two keys of one name
+    share limits."""
+    with pytest.raises(GatewayConfigError):
+        config(more=more)
+
+
+def test_a_session_header_may_be_written_in_any_case() -> None:
+    """Header names have none; the file's did."""
+    settings = config(more='[routing]\nsession_headers = ["X-Chat"]\n')
+    head = Head(b"POST", b"/v1/x", [(b"x-chat", b"7")], "1.1", True)
+    assert front.study(settings, {}, head).session == b"7"
 
 
 def test_an_encoded_letter_does_not_hide_what_an_api_is() -> None:

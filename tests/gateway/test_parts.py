@@ -10,6 +10,7 @@ from longspan.gateway import affinity
 from longspan.gateway.breaker import Breaker
 from longspan.gateway.config import KeyRule, Provider
 from longspan.gateway.enginemetrics import parse_engine_metrics
+from longspan.gateway.figures import Figures
 from longspan.gateway.limits import KeyLimits, Window
 from longspan.gateway.outside import Spending, allowed_body, price_usd
 from longspan.gateway.ticket import Ask, Ticket
@@ -240,3 +241,9 @@ python_info{} 1
     assert moved is not None
     assert moved.progress != load.progress
     assert parse_engine_metrics("up 1\n") is None
+
+
+def test_labels_of_metrics_are_escaped() -> None:
+    """A model with a quote in its name must not break everybody's figures."""
+    text = Figures().text([], {'a "b" \\': 1}, 0, 0.0)
+    assert 'longspan_gateway_waiting{model="a \\"b\\" \\\\"} 1' in text

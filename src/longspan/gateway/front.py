@@ -118,7 +118,7 @@ def study(config: GatewayConfig, hashes: dict[str, KeyRule], head: Head) -> Mean
 def _wishes(meaning: Meaning, known: dict[bytes, bytes], given: list[Header]) -> None:
     """What a client may ask for in headers of ours."""
     config, key = meaning.config, meaning.key
-    names = (name.encode() for name in config.routing.session_headers)
+    names = (name.lower().encode() for name in config.routing.session_headers)
     meaning.session = next((known[name] for name in names if name in known), None)
     meaning.local_only = key.local_only
     if b"x-longspan-local-only" in known:  # said twice, once is enough
