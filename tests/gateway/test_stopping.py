@@ -1,15 +1,16 @@
 """Reload and the end of the process where they meet what is under way."""
 
-import http.client
 import json
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from gateway.conftest import ADMIN_KEY, Running
+from gateway.conftest import KEY, Running, digest, start_gateway, stop
 from gateway.stub_engine import StubEngine
+from gateway.test_admin import admin
 from gateway.test_process import call, chat, eventually
 
 Make = Callable[..., Running]
@@ -47,13 +48,40 @@ def test_a_new_key_works_while_the_file_is_a_bad_one(gateway: Make) -> None:
     running = gateway(top="workers = 2\n", admin=True)
     running.path.write_text("listen = 5\n")
     assert eventually(lambda: any(line["event"] == "config_refused" for line in running.log()))
-    connection = http.client.HTTPConnection(running.admin_url.removeprefix("http://"), timeout=30)
-    headers = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"}
-    connection.request("POST", "/admin/keys", json.dumps({"name": "fresh"}), headers)
-    answer = connection.getresponse()
-    made = json.loads(answer.read())
-    connection.close()
-    assert answer.status == 201
+    status, answer = admin(running, "POST", "/admin/keys", {"name": "fresh"})
+    made = json.loads(answer)
+    assert status == 201
     assert eventually(lambda: call(running, "/v1/models", key=made["key"])[0] == 200)
     assert [call(running, "/v1/models", key=made["key"])[0] for _ in range(8)] == [200] * 8
     assert not [line for line in running.log() if line["event"] == "worker_lost"]
+
+
+def test_a_key_ends_whatever_became_of_other_files(gateway: Make, tmp_path: Path) -> None:
+    """Revoking reads no file again: a provider's missing key file does not keep a client's key alive."""
+    provider = (
+        '[[providers]]\nname = "p"\nurl = "http://127.0.0.1:9"\nmodels = { m = "x" }\nkey_file = "secret"\n'
+    )
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    running = gateway(provider, admin=True)
+    made = json.loads(admin(running, "POST", "/admin/keys", {"name": "fresh"})[1])["key"]
+    assert call(running, "/v1/models", key=made)[0] == 200
+    secret.unlink()
+    assert admin(running, "DELETE", "/admin/keys/fresh")[0] == 204
+    assert call(running, "/v1/models", key=made)[0] == 401
+
+
+def test_a_reload_does_not_open_the_door_of_a_wide_listener(tmp_path: Path) -> None:
+    """`listen` changes with a restart only, so a file without keys is refused while the socket is everybody's."""
+    key = f'[[keys]]\nname = "test"\nsha256 = "{digest(KEY)}"\n'
+    rest = 'log = "log.jsonl"\n[[models]]\nname = "m"\n'
+    process = start_gateway(tmp_path, f'listen = "0.0.0.0:0"\n{rest}{key}')
+    try:
+        assert process.stdout is not None
+        address = json.loads(process.stdout.readline())["address"].replace("0.0.0.0", "127.0.0.1")
+        running = Running(process, f"http://{address}", tmp_path / "gateway.toml", "")
+        running.path.write_text(f'listen = "127.0.0.1:0"\n{rest}')
+        assert eventually(lambda: any(line["event"] == "config_refused" for line in running.log()))
+        assert call(running, "/v1/models", key=None)[0] == 401
+    finally:
+        stop(process)

@@ -5,8 +5,8 @@ What follows from the head alone is worked out once for every head, the rest onc
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 from longspan.gateway import affinity
 from longspan.gateway.config import PRIORITIES, GatewayConfig, KeyRule
@@ -25,6 +25,7 @@ NEVER_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 # These need no key.
 OPEN_PATHS = ("/health", "/ready")
 _TRICKS = ("..", "//", "\\", "#", "%2e", "%2f", "%5c", "%00", "%25", "%23", "%3f")
+_PERCENT = re.compile(rb"%([0-9a-fA-F]{2})")
 JSON: Header = (b"content-type", b"application/json")
 ANYONE = KeyRule("anyone", "")
 
@@ -70,7 +71,13 @@ def path_of(target: bytes) -> str | None:
         return path
     if not path.startswith("/") or any(trick in path.lower() for trick in _TRICKS):
         return None
-    return unquote(path) if "%" in path else path
+    return _decoded(path) if "%" in path else path
+
+
+def _decoded(path: str) -> str:
+    """A path without percent signs, as engines read it."""
+    raw = _PERCENT.sub(lambda found: bytes([int(found.group(1), 16)]), path.encode("latin-1"))
+    return raw.decode("utf-8", "replace")
 
 
 def key_of(hashes: dict[str, KeyRule], known: dict[bytes, bytes], open_door: bool) -> KeyRule | None:
@@ -89,7 +96,7 @@ def study(config: GatewayConfig, hashes: dict[str, KeyRule], head: Head) -> Mean
     path = path_of(head.target)
     if path is None and head.method in (b"GET", b"HEAD") and head.target.startswith(b"/v1/models/"):
         # Answered here, so no engine can read it otherwise; clients write the slash in a model's name as %2F.
-        path = unquote(head.target.split(b"?", 1)[0].decode("latin-1"))
+        path = _decoded(head.target.split(b"?", 1)[0].decode("latin-1"))
     if path is None:
         bad = refusal(OTHER, 400, "bad_path", "The request path is not plain.")
         return Meaning(config, "", OTHER, answer=bad)
