@@ -11,6 +11,7 @@ from longspan.gateway.breaker import Breaker
 from longspan.gateway.config import KeyRule, Provider
 from longspan.gateway.enginemetrics import parse_engine_metrics
 from longspan.gateway.figures import Figures
+from longspan.gateway.ledger import Entry, Row, Try, explain
 from longspan.gateway.limits import KeyLimits, Window
 from longspan.gateway.outside import Spending, allowed_body, price_usd
 from longspan.gateway.ticket import Ask, Ticket
@@ -247,3 +248,15 @@ def test_labels_of_metrics_are_escaped() -> None:
     """A model with a quote in its name must not break everybody's figures."""
     text = Figures().text([], {'a "b" \\': 1}, 0, 0.0)
     assert 'longspan_gateway_waiting{model="a \\"b\\" \\\\"} 1' in text
+
+
+def test_an_answer_in_one_piece_is_not_called_no_content() -> None:
+    """`why` tells a whole answer from an attempt that failed."""
+    entry = Entry("r", "k", "m", "r1", False, "ok", 200, False, 0.0, 1.0, None)
+    failed = Try("r0", False, 0.0, 0.1, None, "reset", "", {})
+    good = Try("r1", False, 0.5, 0.1, None, "", "", {})
+    story = explain(Row(entry, 0.0, 0.1, (failed, good)))
+    assert [line.split(", ")[-1] for line in story if line.startswith("attempt")] == [
+        "no content; ended by reset",
+        "answered in one piece",
+    ]
