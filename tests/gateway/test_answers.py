@@ -136,3 +136,17 @@ def test_plain_answers_take_the_short_way() -> None:
     for number in range(3000):
         book.whole(b"HTTP/1.1 200 OK\r\nx-id: %d\r\ncontent-length: 0\r\n\r\n" % number)
     assert len(book._lines) <= 1024
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 500 No\r\ncontent-length: 1\r\n\r\nx", b"garbage", b"HTTP/1.1"])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_what_follows_an_answer_is_not_part_of_it(
+    more: bytes, chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status, headers and body stay those of the first answer, and the connection is not used again."""
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+    if chunked:
+        answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    events, rested = told([answer + more], AnswerBook(), monkeypatch)
+    assert [event[0] if isinstance(event, tuple) else event for event in events[0]] == [200, b"{}", "end"]
+    assert rested == 0

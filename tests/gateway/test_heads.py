@@ -143,3 +143,43 @@ def test_the_book_is_bounded() -> None:
         raw = b"POST /%d HTTP/1.1\r\ncontent-length: 2\r\n\r\n" % number
         book.learn(raw, Head(b"POST", b"/", [(b"content-length", b"2")], "1.1", True))
     assert len(book._known) <= 512
+
+
+def test_a_head_request_gets_no_body_however_the_answer_comes() -> None:
+    """A body after it would be read as the next answer on the connection."""
+    clients: list[Downstream] = []
+
+    def answer(client: Downstream, head: Head, body: bytes) -> None:
+        clients.append(client)
+        client.start(200, [], b"first")
+        client.more(b"second")
+        client.end(b"last")
+
+    sink = Sink()
+    client = Downstream(answer, 100, set(), lambda: 0.0, HeadBook())
+    client.connection_made(sink)
+    client.data_received(b"HEAD /v1/files/a/content HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+    assert len(clients) == 2
+    assert sink.written.count(b"\r\n\r\n") == 2
+    assert sink.written.endswith(b"\r\n\r\n")
+    assert not any(word in sink.written for word in (b"first", b"second", b"last"))
+
+
+@pytest.mark.parametrize("piece", [b"x-more: y\r\n", b"z" * 1000], ids=["many", "one"])
+def test_trailers_are_bounded_like_heads(piece: bytes) -> None:
+    """A body of one byte followed by trailers without end fills no memory."""
+    begin = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nx-long: "
+    pieces = [begin, *[piece * 10] * 3000]
+    served, written, gone = serve(pieces, HeadBook())
+    assert served == []
+    assert b" 431 " in written
+    assert gone
+
+
+def test_a_long_body_in_small_chunks_is_no_long_head() -> None:
+    """The bound is on what is neither head nor body, between two pieces of body."""
+    begin = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunks = [piece for _ in range(30_000) for piece in (b"1;extension=value\r\n", b"x\r\n")]
+    served, _, gone = serve([begin, *chunks, b"0\r\n\r\n"], HeadBook(), max_body_bytes=40_000)
+    assert [len(body) for _, _, _, body in served] == [30_000]
+    assert not gone

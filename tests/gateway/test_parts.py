@@ -10,6 +10,8 @@ from longspan.gateway import affinity
 from longspan.gateway.breaker import Breaker
 from longspan.gateway.config import KeyRule, Provider
 from longspan.gateway.enginemetrics import parse_engine_metrics
+from longspan.gateway.figures import Figures
+from longspan.gateway.ledger import Entry, Row, Try, explain
 from longspan.gateway.limits import KeyLimits, Window
 from longspan.gateway.outside import Spending, allowed_body, price_usd
 from longspan.gateway.ticket import Ask, Ticket
@@ -53,6 +55,26 @@ def test_an_abandoned_probe_lets_the_next_one_go() -> None:
     assert breaker.allows(1.0)
 
 
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 50), st.integers(0, 50)), max_size=20))
+def test_tokens_given_back_leave_no_credit(steps: list[tuple[int, int, int]]) -> None:
+    """However long requests last and however much less they use than was set aside, a window is never below zero."""
+    limits, now = KeyLimits(KeyRule("k", "", tokens_per_minute=10**6)), 1000.0
+    for seconds, estimated, used in steps:
+        assert limits.take(estimated, now) is None
+        limits.give_back(estimated, used, now, now + seconds)
+        now += seconds
+        assert limits.tokens.total >= 0
+        if seconds < 60:
+            limits.tokens.roll(now + 120)
+            assert limits.tokens.total == 0
+            now += 120
+    limits.rule = KeyRule("k", "")
+    limits.take(500, now)
+    limits.rule = KeyRule("k", "", tokens_per_minute=10)
+    limits.give_back(500, 1, now, now)
+    assert limits.tokens.total >= 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 50)), max_size=60))
 def test_window_sums_the_last_minute(steps: list[tuple[int, int]]) -> None:
     """The ring agrees with a list of everything that was added."""
@@ -84,7 +106,7 @@ def test_parallel_permits_are_never_exceeded_and_all_come_back(steps: list[bool]
             assert taken == (out < most)
             out += taken
         elif out:
-            limits.give_back(1, 1, 0.0)
+            limits.give_back(1, 1, 0.0, 0.0)
             out -= 1
         assert limits.parallel == out
 
@@ -94,7 +116,7 @@ def test_tokens_are_corrected_to_what_was_used() -> None:
     limits = KeyLimits(KeyRule("k", "", tokens_per_minute=100))
     assert limits.take(90, 0.0) is None
     assert limits.take(20, 0.0) is not None
-    limits.give_back(90, 30, 0.0)
+    limits.give_back(90, 30, 0.0, 0.0)
     assert limits.take(60, 0.0) is None
 
 
@@ -220,3 +242,21 @@ python_info{} 1
     assert moved is not None
     assert moved.progress != load.progress
     assert parse_engine_metrics("up 1\n") is None
+
+
+def test_labels_of_metrics_are_escaped() -> None:
+    """A model with a quote in its name must not break everybody's figures."""
+    text = Figures().text([], {'a "b" \\': 1}, 0, 0.0)
+    assert 'longspan_gateway_waiting{model="a \\"b\\" \\\\"} 1' in text
+
+
+def test_an_answer_in_one_piece_is_not_called_no_content() -> None:
+    """`why` tells a whole answer from an attempt that failed."""
+    entry = Entry("r", "k", "m", "r1", False, "ok", 200, False, 0.0, 1.0, None)
+    failed = Try("r0", False, 0.0, 0.1, None, "reset", "", {})
+    good = Try("r1", False, 0.5, 0.1, None, "", "", {})
+    story = explain(Row(entry, 0.0, 0.1, (failed, good)))
+    assert [line.split(", ")[-1] for line in story if line.startswith("attempt")] == [
+        "no content; ended by reset",
+        "answered in one piece",
+    ]

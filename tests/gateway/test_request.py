@@ -89,3 +89,16 @@ def test_state_is_where_a_response_is_named() -> None:
     assert state_of(body, "/v1/responses") == "resp_1"
     assert state_of(read_body(OTHER, b"", b""), "/v1/responses/resp_2/cancel") == "resp_2"
     assert state_of(body, "/v1/chat/completions") == ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"])
+def test_other_encodings_are_refused(encoding: str) -> None:
+    """JSON is UTF-8 (RFC 8259, 8.1); rewrites are made in its bytes."""
+    with pytest.raises(BadBodyError):
+        read_body(CHAT, b"application/json", json.dumps({"model": "demo", "stream": True}).encode(encoding))
+
+
+def test_a_byte_order_mark_passes() -> None:
+    """Engines take it, so it is relayed."""
+    raw = b"\xef\xbb\xbf" + json.dumps({"model": "demo", "stream": True}).encode()
+    assert json.loads(rewrite(read_body(CHAT, b"application/json", raw), CHAT, "real"))["model"] == "real"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan.gateway.dialect import CHAT, MESSAGES, OTHER, RESPONSES, TEXT, Dialect
-from longspan.gateway.sse import StreamScanner, usage_in_json
+from longspan.gateway.sse import StreamScanner, read_usage, usage_in_json
 
 
 def event(value: object) -> bytes:
@@ -163,3 +163,30 @@ def test_usage_of_a_whole_answer(text: str, tokens: int) -> None:
               "usage": {"prompt_tokens": tokens, "completion_tokens": 1}, "after": [1]}  # fmt: skip
     assert usage_in_json(json.dumps(answer).encode()) == {"prompt": tokens, "completion": 1}
     assert usage_in_json(json.dumps({"text": text}).encode()) is None
+
+
+@pytest.mark.parametrize("number", [2**70, -5, 1e9, "9"])
+def test_numbers_that_are_no_counts_are_not_counted(number: object) -> None:
+    """A provider's nonsense neither breaks the ledger nor refunds money."""
+    assert read_usage({"prompt_tokens": 3, "completion_tokens": number}) == {"prompt": 3}
+
+
+def test_events_nested_without_end_pass() -> None:
+    """They are the engine's; reading them must not end the stream."""
+    scanner = StreamScanner(CHAT)
+    event = b"data: " + b"[" * 5000 + b"]" * 5000 + b"\n\n"
+    assert scanner.feed(event) == event
+    assert usage_in_json(b'{"usage": ' + b"[" * 5000) is None
+
+
+@pytest.mark.parametrize("dialect", [CHAT, TEXT])
+def test_nothing_follows_the_end_marker(dialect: Dialect) -> None:
+    """However an engine cuts and goes on, the client's last event is [DONE]."""
+    data = chat("a") + b"data: [DONE]\n\n"
+    stream = data + chat("b") + b"data: {}"
+    for step in (1, 7, len(data), len(stream)):
+        scanner = StreamScanner(dialect)
+        out = b"".join(scanner.feed(stream[at : at + step]) for at in range(0, len(stream), step))
+        assert out + scanner.rest() == data
+        assert scanner.done
+        assert scanner.events == 1

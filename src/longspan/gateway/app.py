@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -12,8 +13,10 @@ from typing import Any
 
 import uvloop
 
+from longspan.errors import GatewayConfigError
 from longspan.gateway.brain import Brain
-from longspan.gateway.config import GatewayConfig, split_address
+from longspan.gateway.config import LOOPBACK, GatewayConfig, split_address
+from longspan.gateway.configfile import parse_config
 from longspan.gateway.listener import open_listener
 from longspan.gateway.log import Log
 from longspan.gateway.server import Gateway
@@ -27,6 +30,7 @@ from longspan.gateway.settings import (
     with_keys,
 )
 from longspan.gateway.ticket import Action
+from longspan.gateway.tracing import Tracer
 from longspan.gateway.workers import Workers
 
 
@@ -37,6 +41,9 @@ class App:
         self._stamp = stamp
         self.path, self.directory = path, path.parent
         self.file_config = config
+        self._host, _ = split_address(config.listen)
+        # The text of the file as it was when it was last found good, and what was read with it.
+        self._taken: tuple[str, dict[str, bytes], ssl.SSLContext | None] = ("", {}, None)
         self.log = Log(self.directory / config.log if config.log else None, time.time)
         self.stop, self.poke = asyncio.Event(), asyncio.Event()
         self.stop_listening: Callable[[], None] = _nothing
@@ -57,26 +64,45 @@ class App:
     def apply(self, config: GatewayConfig) -> None:
         """Takes a configuration; what can fail is read first, so that a bad one changes nothing."""
         old = self.file_config
+        if not config.keys and config.ledger is None and self._host not in LOOPBACK:
+            text = f"The gateway listens on {self._host}, beyond this machine, until it is started again."
+            raise GatewayConfigError(text, "Keep [[keys]] until then.")
         secrets = read_secrets(config, self.directory)
         tls = upstream_tls(config, self.directory)
-        joined = with_keys(config, self.brain.own_keys)
+        text = self._judged(config) if self.workers is not None else ""
         tracer = self.brain.tracer_for(config)
         for name in ("listen", "workers", "log", "ledger", "admin"):
             if getattr(config, name) != getattr(old, name):
                 self.log.write("config_needs_restart", setting=name)
-        self.file_config = config
+        self.file_config, self._taken = config, (text, secrets, tls)
+        self._hand_on(tracer)
+
+    def apply_again(self) -> None:
+        """After a change of our own keys. Nothing is read again: a key must end whatever the files say by now."""
+        self._hand_on(self.brain.tracer)
+
+    def _hand_on(self, tracer: Tracer | None) -> None:
+        text, secrets, tls = self._taken
+        joined = with_keys(self.file_config, self.brain.own_keys)
         if self.gateway is not None:
             self.gateway.configure(joined, secrets, tls)
             self.brain.pools.update(self.gateway.pools)
         else:
             self.brain.open_pools(joined, tls)
             assert self.workers is not None
-            self.workers.configure(self.path.read_text(), self.brain.own_keys, secrets)
+            self.workers.configure(text, self.brain.own_keys, secrets)
         self.brain.configure(joined, secrets, tracer)
 
-    def apply_again(self) -> None:
-        """After a change of our own keys."""
-        self.apply(self.file_config)
+    def _judged(self, config: GatewayConfig) -> str:
+        """The text of a configuration, which workers parse again.
+
+        Raises:
+            GatewayConfigError: the file is no longer what was read.
+        """
+        text = self.path.read_text()
+        if parse_config(text) != config:
+            raise GatewayConfigError("The file changed while it was read; it is read again.")
+        return text
 
     async def run(self, address: str, *more: Coroutine[Any, Any, None]) -> None:
         """Announces itself and lives until told to stop."""

@@ -81,6 +81,8 @@ class Brain:
             old = self.pools.get(replica.name)
             if old is None or old.url != replica.url:
                 self.pools[replica.name] = Pool(replica.url, config.timeouts.connect_seconds, tls)
+            else:
+                old.tls = tls if old.tls is not None else None
 
     def own_headers(self, name: str) -> list[Header]:
         """Headers of the gateway's own requests to an upstream."""

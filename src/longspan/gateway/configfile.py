@@ -6,6 +6,7 @@ The file is written by the controller or by hand and read again whenever it chan
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -72,6 +73,10 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         }
     if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         return _build(kind, value, where + ".")
+    if (
+        kind in (int, float) and type(value) in (int, float) and not 0 <= value < math.inf
+    ):  # false for NaN, too
+        raise GatewayConfigError(f"{where} is {value!r}.", "Numbers here are finite and not negative.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if origin is None and kind in (str, int, float, bool) and type(value) is kind:
@@ -96,8 +101,12 @@ def _check(config: GatewayConfig) -> None:
     if config.workers < 1:
         raise GatewayConfigError("workers must be at least 1.")
     _check_upstreams(config)
+    _check_names("keys", [key.name for key in config.keys])
+    _check_names("names of models", [name for m in config.models for name in sorted({m.name, *m.aliases})])
+    if config.admin and not _is_sha256(config.admin.sha256):
+        raise GatewayConfigError("admin.sha256 is not 64 lower-case hex digits.")
     for key in config.keys:
-        if len(key.sha256) != 64 or any(c not in "0123456789abcdef" for c in key.sha256):
+        if not _is_sha256(key.sha256):
             raise GatewayConfigError(f"sha256 of key {key.name!r} is not 64 lower-case hex digits.")
         if key.priority not in PRIORITIES:
             raise GatewayConfigError(
@@ -107,9 +116,7 @@ def _check(config: GatewayConfig) -> None:
 
 def _check_upstreams(config: GatewayConfig) -> None:
     names = [replica.name for replica in config.replicas] + [provider.name for provider in config.providers]
-    for name in names:
-        if names.count(name) > 1:
-            raise GatewayConfigError(f"Two upstreams are called {name!r}.", "Give each its own name.")
+    _check_names("upstreams", names)
     models = {model.name for model in config.models}
     for replica in config.replicas:
         where = f"replica {replica.name!r}"
@@ -122,6 +129,23 @@ def _check_upstreams(config: GatewayConfig) -> None:
         _check_url(replica.url, where)
     for provider in config.providers:
         _check_url(provider.url, f"provider {provider.name!r}")
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)
+
+
+def _check_names(what: str, names: list[str]) -> None:
+    """Names stand in headers, labels of metrics and logs, and limits and load are kept by them."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise GatewayConfigError(f"Two {what} are called {name!r}.", "Give each its own name.")
+        seen.add(name)
+        if not name or not name.isprintable():
+            raise GatewayConfigError(
+                f"{name!r} among the {what} is no name.", "Use characters that can be printed."
+            )
 
 
 def _check_url(url: str, where: str) -> None:

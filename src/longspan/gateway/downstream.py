@@ -68,6 +68,7 @@ class Downstream(asyncio.Protocol):
         self._later = b""
         self._close = False
         self._chunked = self._serving = False
+        self._body_bytes = self._head_bytes = 0
         self._parser: Any = httptools.HttpRequestParser(self)
         self._ready: deque[tuple[Head, bytes]] = deque()
         self.method = b""
@@ -123,8 +124,8 @@ class Downstream(asyncio.Protocol):
         self._parse(data, between)
 
     def _parse(self, data: bytes, between: bool) -> None:
-        if not self._body_bytes:
-            self._head_bytes += len(data)
+        body_bytes = self._body_bytes
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -133,7 +134,11 @@ class Downstream(asyncio.Protocol):
             if not self._close:  # our own refusals stop the parser too
                 self._refuse(400, b"Malformed HTTP request.")
         else:
-            if self._head_bytes > MAX_HEAD_BYTES + len(data) and not self._body_bytes and not self._ready:
+            if self._body_bytes > body_bytes or self._ready:
+                self._head_bytes = (
+                    0  # what is neither head nor body is chunk sizes and trailers: bounded alike
+                )
+            elif self._head_bytes > MAX_HEAD_BYTES + len(data):
                 self._refuse(431, b"Request head too large.")
         if between and self._lessons < MAX_LESSONS and len(self._ready) == 1 and not self._close:
             self._lessons += 1
@@ -233,11 +238,13 @@ class Downstream(asyncio.Protocol):
         self._close = self._close or not self._chunked
         framing = b"transfer-encoding: chunked" if self._chunked else b""
         head = response_head(status, headers, framing, self._close)
+        if self.method == b"HEAD":
+            self._chunked, data = False, b""
         self.transport.write(head + (chunk(data) if self._chunked else data))
 
     def more(self, data: bytes) -> None:
         """More bytes of a streamed answer."""
-        if self.transport is not None:
+        if self.transport is not None and self.method != b"HEAD":
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, data: bytes = b"") -> None:
@@ -246,7 +253,7 @@ class Downstream(asyncio.Protocol):
             return
         if self._chunked:
             self.transport.write(chunk(data) + LAST_CHUNK if data else LAST_CHUNK)
-        elif data:
+        elif data and self.method != b"HEAD":
             self.transport.write(data)
         self.finished()
 

@@ -102,15 +102,15 @@ class Figures:
 
         family(
             "longspan_gateway_requests_total", "counter", "Requests that ended.",
-            ((f'{{model="{m}",target="{t}",outcome="{o}"}}', n) for (m, t, o), n in self.requests.items()),
+            ((f'{{model="{_label(m)}",target="{_label(t)}",outcome="{o}"}}', n) for (m, t, o), n in self.requests.items()),
         )  # fmt: skip
         family(
             "longspan_gateway_tokens_total", "counter", "Tokens accounted.",
-            ((f'{{key="{k}",target="{t}",kind="{kind}"}}', n) for (k, t, kind), n in self.tokens.items()),
+            ((f'{{key="{_label(k)}",target="{_label(t)}",kind="{kind}"}}', n) for (k, t, kind), n in self.tokens.items()),
         )  # fmt: skip
         family(
             "longspan_gateway_outside_usd_total", "counter", "Spent at providers.",
-            ((f'{{target="{t}"}}', n) for t, n in self.usd.items()),
+            ((f'{{target="{_label(t)}"}}', n) for t, n in self.usd.items()),
         )  # fmt: skip
         family(
             "longspan_gateway_avoided_usd_total", "counter", "What requests served here would have cost at providers.",
@@ -118,7 +118,7 @@ class Figures:
         )  # fmt: skip
         family(
             "longspan_gateway_local_usd_total", "counter", "What our replicas cost, busy or not (usd_per_hour).",
-            ((f'{{replica="{r}"}}', n) for r, n in self.local_usd.items()),
+            ((f'{{replica="{_label(r)}"}}', n) for r, n in self.local_usd.items()),
         )  # fmt: skip
         family(
             "longspan_gateway_failed_attempts_total", "counter", "Attempts that failed before content.",
@@ -126,25 +126,25 @@ class Figures:
         )  # fmt: skip
         family(
             "longspan_gateway_overflows_total", "counter", "Requests that left for a provider, by reason.",
-            ((f'{{reason="{r}"}}', n) for r, n in self.overflows.items()),
+            ((f'{{reason="{_label(r)}"}}', n) for r, n in self.overflows.items()),
         )  # fmt: skip
         family("longspan_gateway_running", "gauge", "Requests at an upstream.", (("", running),))
         family(
             "longspan_gateway_waiting", "gauge", "Requests held in the gateway.",
-            ((f'{{model="{m}"}}', n) for m, n in waiting.items()),
+            ((f'{{model="{_label(m)}"}}', n) for m, n in waiting.items()),
         )  # fmt: skip
         all_standings = list(standings)
         family(
             "longspan_gateway_replica_usable", "gauge", "1 if requests are sent to it.",
-            ((f'{{replica="{s.name}"}}', int(s.usable(now))) for s in all_standings),
+            ((f'{{replica="{_label(s.name)}"}}', int(s.usable(now))) for s in all_standings),
         )  # fmt: skip
         family(
             "longspan_gateway_replica_inflight", "gauge", "Our requests at a replica.",
-            ((f'{{replica="{s.name}"}}', len(s.flight)) for s in all_standings),
+            ((f'{{replica="{_label(s.name)}"}}', len(s.flight)) for s in all_standings),
         )  # fmt: skip
         family(
             "longspan_gateway_replica_queue_seconds", "gauge", "Predicted seconds of queue.",
-            ((f'{{replica="{s.name}"}}', round(s.queue_only(), 3)) for s in all_standings),
+            ((f'{{replica="{_label(s.name)}"}}', round(s.queue_only(), 3)) for s in all_standings),
         )  # fmt: skip
         for name, histogram, text in (
             ("longspan_gateway_ttft_seconds", self.ttft, "Seconds to first content of streams."),
@@ -153,3 +153,8 @@ class Figures:
             out.extend((f"# HELP {name} {text}", f"# TYPE {name} histogram"))
             out.extend(histogram.lines(name))
         return "\n".join(out) + "\n"
+
+
+def _label(value: str) -> str:
+    """A label's value as the exposition format wants it."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -5,6 +5,7 @@ What follows from the head alone is worked out once for every head, the rest onc
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 
 from longspan.gateway import affinity
@@ -23,7 +24,8 @@ ALSO_PASSED = frozenset(
 NEVER_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 # These need no key.
 OPEN_PATHS = ("/health", "/ready")
-_TRICKS = ("..", "//", "\\", "%2e", "%2f", "%5c", "%00", "%25")
+_TRICKS = ("..", "//", "\\", "#", "%2e", "%2f", "%5c", "%00", "%25", "%23", "%3f")
+_PERCENT = re.compile(rb"%([0-9a-fA-F]{2})")
 JSON: Header = (b"content-type", b"application/json")
 ANYONE = KeyRule("anyone", "")
 
@@ -60,13 +62,22 @@ class Meaning:
 
 
 def path_of(target: bytes) -> str | None:
-    """The path of a request target, or None if it tries to be another one than it looks."""
+    """The path of a request target as an engine will read it, or None if it tries to be another one than it looks.
+
+    Engines decode percent signs before they choose a handler, and forget what follows a `#`.
+    """
     path = target.split(b"?", 1)[0].decode("latin-1")
     if path in PATHS:
         return path
     if not path.startswith("/") or any(trick in path.lower() for trick in _TRICKS):
         return None
-    return path
+    return _decoded(path) if "%" in path else path
+
+
+def _decoded(path: str) -> str:
+    """A path without percent signs, as engines read it."""
+    raw = _PERCENT.sub(lambda found: bytes([int(found.group(1), 16)]), path.encode("latin-1"))
+    return raw.decode("utf-8", "replace")
 
 
 def key_of(hashes: dict[str, KeyRule], known: dict[bytes, bytes], open_door: bool) -> KeyRule | None:
@@ -83,6 +94,9 @@ def key_of(hashes: dict[str, KeyRule], known: dict[bytes, bytes], open_door: boo
 def study(config: GatewayConfig, hashes: dict[str, KeyRule], head: Head) -> Meaning:
     """Judges a head: its path, its key, what it wishes."""
     path = path_of(head.target)
+    if path is None and head.method in (b"GET", b"HEAD") and head.target.startswith(b"/v1/models/"):
+        # Answered here, so no engine can read it otherwise; clients write the slash in a model's name as %2F.
+        path = _decoded(head.target.split(b"?", 1)[0].decode("latin-1"))
     if path is None:
         bad = refusal(OTHER, 400, "bad_path", "The request path is not plain.")
         return Meaning(config, "", OTHER, answer=bad)
@@ -104,19 +118,21 @@ def study(config: GatewayConfig, hashes: dict[str, KeyRule], head: Head) -> Mean
     elif not path.startswith("/v1/") and path not in ALSO_PASSED:
         meaning.answer = refusal(meaning.dialect, 404, "not_found", f"There is nothing at {path}.")
     else:
-        _wishes(meaning, known)
+        _wishes(meaning, known, head.headers)
     return meaning
 
 
-def _wishes(meaning: Meaning, known: dict[bytes, bytes]) -> None:
+def _wishes(meaning: Meaning, known: dict[bytes, bytes], given: list[Header]) -> None:
     """What a client may ask for in headers of ours."""
     config, key = meaning.config, meaning.key
-    names = (name.encode() for name in config.routing.session_headers)
+    names = (name.lower().encode() for name in config.routing.session_headers)
     meaning.session = next((known[name] for name in names if name in known), None)
     meaning.local_only = key.local_only
-    if b"x-longspan-local-only" in known:
-        said = known[b"x-longspan-local-only"].strip().lower()
-        meaning.local_only = key.local_only or said not in (b"0", b"false", b"no", b"")
+    if b"x-longspan-local-only" in known:  # said twice, once is enough
+        said = (value.strip().lower() for name, value in given if name == b"x-longspan-local-only")
+        meaning.local_only = key.local_only or any(
+            value not in (b"0", b"false", b"no", b"") for value in said
+        )
     meaning.priority = key.priority
     wanted = known.get(b"x-longspan-priority", b"").decode("latin-1").strip().lower()
     if wanted in PRIORITIES and PRIORITIES.index(wanted) > PRIORITIES.index(key.priority):

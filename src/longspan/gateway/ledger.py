@@ -141,7 +141,9 @@ def explain(row: Row) -> list[str]:
     for number, attempt in enumerate(row.attempts, 1):
         where = "provider" if attempt.outside else "replica"
         first = attempt.first_seconds
+        answered = number == len(row.attempts) and entry.outcome in ("ok", "client_error")
         got = f"first content after {first:.3f} s" if first is not None else "no content"
+        got = "answered in one piece" if answered and first is None else got
         guess = "" if attempt.outside else f", predicted {attempt.predicted_seconds:.3f} s"
         line = f"attempt {number}: {where} {attempt.target} at +{attempt.at_seconds:.3f} s{guess}, {got}"
         line += f"; ended by {attempt.cause}" if attempt.cause else ""

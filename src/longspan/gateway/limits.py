@@ -16,10 +16,25 @@ class Window:
         self.total = 0
 
     def add(self, amount: int, now: float) -> None:
-        """Counts `amount` at `now`; negative amounts correct an estimate."""
+        """Counts `amount` at `now`."""
         self.roll(now)
         self._cells[self._second % WINDOW_SECONDS] += amount
         self.total += amount
+
+    def correct(self, amount: int, taken: float, now: float) -> None:
+        """Puts right what was counted at `taken`: more is counted now, less only where it still stands.
+
+        Else a long request that used less than its estimate would leave its key a credit.
+        """
+        if amount >= 0:
+            self.add(amount, now)
+            return
+        self.roll(now)
+        cell = int(taken) % WINDOW_SECONDS
+        if self._second - int(taken) < WINDOW_SECONDS:
+            amount = max(amount, -self._cells[cell])
+            self._cells[cell] += amount
+            self.total += amount
 
     def roll(self, now: float) -> None:
         """Forgets cells older than the window."""
@@ -80,8 +95,8 @@ class KeyLimits:
             self.tokens.add(tokens, now)
         return None
 
-    def give_back(self, estimated: int, used: int, now: float) -> None:
-        """Ends a request: frees the permit and corrects its tokens to what was really used."""
+    def give_back(self, estimated: int, used: int, taken: float, now: float) -> None:
+        """Ends a request that was let in at `taken`: frees the permit and corrects its tokens to what was used."""
         self.parallel -= 1
         if self.rule.tokens_per_minute is not None:
-            self.tokens.add(used - estimated, now)
+            self.tokens.correct(used - estimated, taken, now)

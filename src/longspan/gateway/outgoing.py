@@ -25,6 +25,7 @@ class Outgoing:
     """
 
     def __init__(self, config: GatewayConfig, secrets: Mapping[str, bytes], keyed: bool) -> None:
+        self._config = config
         self._secrets = secrets
         self._keyed = keyed
         self.providers: dict[str, Provider] = {provider.name: provider for provider in config.providers}
@@ -35,7 +36,8 @@ class Outgoing:
         body_bytes: int,
     ) -> bytes:  # fmt: skip
         """The head of an attempt. All but its last lines is the same for every request with this head."""
-        lead = meaning.leads.get(target)
+        current = meaning.config is self._config  # not for a request that waited through a reload
+        lead = meaning.leads.get(target) if current else None
         outside = target in self.providers
         if lead is None:
             headers = self._headers(target, head.headers, outside, meaning.dialect)
@@ -44,7 +46,9 @@ class Outgoing:
                     item for item in headers if item[0] != trace.HEADER
                 ]  # ours comes with each request
             method = b"GET" if head.method == b"HEAD" else head.method
-            lead = meaning.leads[target] = request_lead(method, base_path + head.target, host, headers)
+            lead = request_lead(method, base_path + head.target, host, headers)
+            if current:
+                meaning.leads[target] = lead
         if not outside:
             lead += b"\r\nx-request-id: " + request_id.encode()
             begun = trace.parse(traced)

@@ -122,19 +122,28 @@ class Exchange:
             connection.abort()
             return
         self._connection = connection
+        try:
+            data = self._message()
+        except Exception as error:  # noqa: BLE001 - whatever is in a body, its request must end and free its permit
+            self._gateway.bug(error)
+            self._drop()
+            self._cut = ("An error in the gateway itself; see its log.", "internal_error")
+            if self._relaying:
+                self._end_cut()
+            else:
+                self._answer_error(500, self._cut[1], self._cut[0], ())
+            return
+        connection.send(self, data)
+
+    def _message(self) -> bytes:
+        """The request as the target gets it."""
         pool, outgoing = self._gateway.pools[self.target], self._gateway.outgoing
         raw = outgoing.body(self.target, self.body, self.dialect, self.ask.model, self._rest)
         head = outgoing.head(
-            self.target,
-            pool.host_header,
-            pool.base_path,
-            self.head,
-            self.meaning,
-            self.request_id,
-            self.trace,
+            self.target, pool.host_header, pool.base_path, self.head, self.meaning, self.request_id, self.trace,
             len(raw),
-        )
-        connection.send(self, head + raw)
+        )  # fmt: skip
+        return head + raw
 
     def upstream_failed(self, cause: str) -> None:
         """No connection."""
@@ -207,6 +216,8 @@ class Exchange:
             self._commit(now)
             self._client.start(self._status, self._client_headers(), b"".join(self._buffer))
             self._buffer.clear()
+        elif self._buffered > MAX_BUFFERED_BYTES:
+            self._failed(f"status {self._status}")  # no error is that long: its text is not worth the memory
 
     def _own_state(self, beginning: bytes) -> None:
         """A stored response lives in its replica: later requests that name it must go there."""
@@ -358,12 +369,16 @@ class Exchange:
             self.next_slow = now + 1.0
             self._gateway.link.slow(self.ask.id)
 
-    def _deadline(self, code: str, message: str) -> None:
+    def stop(self) -> None:
+        """The gateway ends before the request does."""
+        self._deadline("gateway_stopped", "The gateway was stopped before the answer was complete.", 503)
+
+    def _deadline(self, code: str, message: str, status: int = 504) -> None:
         self._drop()
         if self._relaying:
             self._broken(message, code, {})
         else:
-            self._answer_error(504, code, message, ())
+            self._answer_error(status, code, message, ())
 
     # ---- ends
 

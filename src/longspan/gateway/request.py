@@ -77,13 +77,15 @@ def _limit(fields: dict[str, Any]) -> int:
 
 
 def _loads(raw: bytes) -> Any:
-    """json.loads without its guesses about the encoding, which cost as much as a small body."""
+    """json.loads without its guesses about the encoding: they cost as much as a small body, and JSON is UTF-8."""
     text = raw.decode()
     try:
         value, end = _SCAN(text, 0)
     except StopIteration:
-        return json.loads(raw)  # leading space, or no JSON: the slow way knows what to say
-    return value if end == len(text) or not text[end:].strip() else json.loads(raw)
+        return json.loads(
+            text.removeprefix("\ufeff")
+        )  # leading space, or no JSON: the slow way knows what to say
+    return value if end == len(text) or not text[end:].strip() else json.loads(text)
 
 
 def rewrite(body: Body, dialect: Dialect, model: str | None) -> bytes:

@@ -257,7 +257,7 @@ class Dispatcher:
         """Gives back what the request held at its end."""
         if ticket.limited and ticket.ask.key in self.limits:
             estimated = ticket.ask.prompt_tokens + ticket.ask.max_tokens
-            self.limits[ticket.ask.key].give_back(estimated, used_tokens, now)
+            self.limits[ticket.ask.key].give_back(estimated, used_tokens, ticket.arrived, now)
         target = ticket.attempts[-1].target if ticket.attempts else ""
         if usd and target in self.fleet.spending:
             self.fleet.spending[target].settle(0.0, usd, now)

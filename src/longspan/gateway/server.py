@@ -25,6 +25,8 @@ from longspan.gateway.upstream import Pool
 SWEEP_SECONDS = 0.1
 # A client connection without a request, or that is slow to send one, is closed after this long.
 CLIENT_IDLE_SECONDS = 300.0
+# What cut clients have to take the rest of their answer at the end of a drain.
+LAST_WORD_SECONDS = 0.5
 # Request ids of workers: the worker's number stands above these bits.
 ID_BITS = 40
 
@@ -87,7 +89,7 @@ class Gateway:
             pool = Pool(upstream.url, config.timeouts.connect_seconds, tls)
             old = self.pools.get(upstream.name)
             if old is not None and old.url == pool.url:
-                old.connect_seconds = pool.connect_seconds
+                old.connect_seconds, old.tls = pool.connect_seconds, pool.tls
                 continue
             if old is not None:
                 old.close()
@@ -103,15 +105,17 @@ class Gateway:
         try:
             return self.serve(client, head, raw)
         except Exception as error:  # noqa: BLE001 - the last line of defence of a process that must not stop
-            self.log.write(
-                "bug", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc(limit=-5)
-            )
+            self.bug(error)
             exchange, client.handler = client.handler, None
             if isinstance(exchange, Exchange):
                 exchange.client_lost()
             body = error_body(OTHER, 500, "internal_error", "An error in the gateway itself; see its log.")
             client.answer(500, [JSON_HEADER], body)
             return None
+
+    def bug(self, error: Exception) -> None:
+        """Notes an error of our own; call where it is handled."""
+        self.log.write("bug", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc(limit=-5))
 
     def connection(self) -> Downstream:
         """A protocol for a new client."""
@@ -210,6 +214,11 @@ class Gateway:
         while self.exchanges and self.now() < end:  # noqa: ASYNC110 - once in a life, no event worth its price
             await asyncio.sleep(0.05)
         self.log.write("drained", cut=len(self.exchanges))
+        for exchange in list(self.exchanges.values()):
+            exchange.stop()
+        end = self.now() + LAST_WORD_SECONDS
+        while self.clients and self.now() < end:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.05)
         for client in list(self.clients):
             client.abort()
         for pool in self.pools.values():

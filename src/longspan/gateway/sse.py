@@ -14,6 +14,9 @@ from longspan.gateway.dialect import CHAT, MESSAGES, RESPONSES, TEXT, Dialect
 # An event longer than this is relayed in pieces: nothing of ours is that long, and memory must stay bounded.
 MAX_HELD_BYTES = 256 * 1024
 
+# More tokens than this are no count: they would not fit the ledger, and less than none would be a refund.
+MAX_TOKENS = 10**12
+
 Usage = dict[str, int]
 _SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C scanner, undocumented since 2.7
 _COLON = re.compile(rb"\s*:\s*")
@@ -57,6 +60,8 @@ class StreamScanner:
 
     def feed(self, data: bytes) -> bytes:
         """Takes the next bytes, returns what may go to the client now."""
+        if self.done and self.dialect.usage_option:
+            return b""  # a stream ends in its marker, whatever an engine sends behind it
         if self._tail:
             if b"\n" not in data and len(self._tail) < MAX_HELD_BYTES:
                 self._tail += data
@@ -105,8 +110,8 @@ class StreamScanner:
         """Judges event by event."""
         out: list[bytes] = []
         for event in _split(data):
-            if self.error is not None:
-                break  # nothing follows an error event
+            if self.error is not None or (self.done and self.dialect.usage_option):
+                break  # nothing follows an error event, nor [DONE]
             verdict = self._judge(event)
             if verdict == "hide":
                 continue
@@ -137,7 +142,7 @@ class StreamScanner:
             return "done"
         try:
             value = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         verdict = self._judge_value(value)
         if self._delivered is not None and verdict == "content":
@@ -218,7 +223,7 @@ def read_usage(usage: dict[str, Any]) -> Usage:
         details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
     )
     for name, number in (("prompt", prompt), ("completion", completion), ("cached", cached)):
-        if isinstance(number, int):
+        if isinstance(number, int) and 0 <= number <= MAX_TOKENS:
             found[name] = number
     return found
 
@@ -232,7 +237,7 @@ def usage_in_json(body: bytes) -> Usage | None:
             text = body[found.end() : at + 2007].decode("utf-8", "replace")
             try:
                 value, _ = _SCAN(text, 0)
-            except (ValueError, StopIteration):
+            except (ValueError, StopIteration, RecursionError):
                 return None
             return read_usage(value) if isinstance(value, dict) else None
     return None

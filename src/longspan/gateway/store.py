@@ -106,7 +106,11 @@ class Store:
             written = time.monotonic()
             try:
                 _run(db, batch)
-            except sqlite3.Error:
+            except (
+                sqlite3.Error,
+                OverflowError,
+                ValueError,
+            ):  # the thread must outlive what cannot be written
                 self.lost += len(batch)  # a full disk must not stop the answers; /metrics shows the loss
             if (now := time.time()) > forget_at:
                 forget_at = now + FORGET_SECONDS

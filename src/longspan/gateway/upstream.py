@@ -117,8 +117,10 @@ class Upstream(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._lose()
-            return
+            if not self._complete:
+                self._lose()
+                return
+            self._keep = False  # the answer is whole; what follows it is not ours
         if self._head:
             self._head = False
             receiver.upstream_head(self._status, self._headers)
@@ -180,6 +182,11 @@ class Upstream(asyncio.Protocol):
             receiver.upstream_lost(self.answered)
 
     # ---- httptools
+
+    def on_message_begin(self) -> None:
+        """httptools: an answer begins; one after ours was asked for by nobody, and ends the connection."""
+        if self._complete:
+            raise ValueError("bytes after the answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: one header."""
