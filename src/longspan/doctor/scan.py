@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
+from longspan.doctor.lines import ANSI, Head, parse_head, parse_time, printable
 from longspan.doctor.records import HEAD_ENDS, unwrapped
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
@@ -34,7 +34,7 @@ QUOTE_LIMIT_LINES = 200
 LAZY = frozenset({"request-ok", "health-ok", "throughput", "throughput-zero", "throughput-idle", "queue"})
 LAZY_LAST = 4
 
-_REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
+_REPEATED = re.compile(r"\[repeated (\d{1,9})x across cluster\]")
 
 
 @dataclass(slots=True)
@@ -100,9 +100,9 @@ def evidence_text(text: str, start: int, end: int) -> str:
     """The part of a line that is quoted: all of it, or the surroundings of the match."""
     text = text.strip()
     if len(text) <= EVIDENCE_LIMIT:
-        return text
+        return printable(text)
     begin = max(0, min(start - 80, len(text) - EVIDENCE_LIMIT))
-    return text[begin : begin + max(EVIDENCE_LIMIT, min(end - start, EVIDENCE_LIMIT))].strip()
+    return printable(text[begin : begin + max(EVIDENCE_LIMIT, min(end - start, EVIDENCE_LIMIT))].strip())
 
 
 class Scanner:
