@@ -58,7 +58,11 @@ def works_of(hits: Iterable[Hit]) -> list[Work]:
         known = found.get(rank)
         if known is None or (not known.operation and work.operation):
             found[rank] = work
-    return [Work(w.rank, w.sequence, w.operation, w.elements, groups.get(w.rank, "")) for w in found.values()]
+    # Where only one group is named, a rank whose second line is lost waits in that one.
+    only = next(iter(groups.values())) if len(set(groups.values())) == 1 else ""
+    return [
+        Work(w.rank, w.sequence, w.operation, w.elements, groups.get(w.rank, only)) for w in found.values()
+    ]
 
 
 def compare(works: Sequence[Work], world: int) -> Comparison:
