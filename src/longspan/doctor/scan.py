@@ -17,6 +17,8 @@ from longspan.doctor.records import HEAD_ENDS, unwrapped
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
+# The index key of any exception's name: there are too many to list.
+ANY_ERROR, EXCEPTIONS = b"*error", (b"error", b"exception")
 SHAPES_LIMIT = 30_000
 LINE_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 20_000
@@ -193,7 +195,10 @@ class Scanner:
 
     def _new_shape(self, shape: bytes, text: bytes) -> tuple[int, ...]:
         text, opened = unquoted(text[:TEXT_LIMIT])
-        found = self._keys.intersection(text.translate(WORD_BYTES).split())
+        words = text.translate(WORD_BYTES).split()
+        found = self._keys.intersection(words)
+        if any(word.endswith(EXCEPTIONS) for word in words):
+            found |= self._keys & {ANY_ERROR}
         wanted: tuple[int, ...] = (self._quote,) if opened else ()
         if found and not opened:
             decoded = text.decode("utf-8", "replace").rpartition(HEAD_ENDS)[2]
