@@ -194,3 +194,9 @@ def test_the_bundle(tmp_path: Path) -> None:
     assert json.loads(texts["diagnosis.json"])["findings"][0]["cause"] == "gpu-hardware-fault"
     with pytest.raises(BundleError, match="exists"):
         write(out, [log], {}, [])
+
+
+@pytest.mark.parametrize("unit", ["a.", "x-", "1.1.1.", "ab:", "\\0", "a"])
+def test_a_long_line_of_one_kind_ends(unit: str) -> None:
+    """A megabyte of it took hours where a key's or a name's length had no bound."""
+    assert Redactor().line(unit * 20_000)

@@ -12,7 +12,7 @@ from longspan.doctor.addresses import kind_of_address
 from longspan.doctor.lines import NCCL_HOST, SYSLOG_HOST
 
 _SECRET = re.compile(
-    r"(?i)\b(?P<key>[\w.-]*(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential|private[_-]?key)[\w.-]*)"
+    r"(?i)\b(?P<key>[\w.-]{0,80}(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential|private[_-]?key)[\w.-]{0,80})"
     r"(?P<mid>[\"']?\s*(?:=|:|=>)\s*[\"']?)(?P<value>(?!None\b|null\b|True\b|False\b|false\b|true\b|\[?redacted)[^\s\"',;}\])&]{4,})"
 )
 # The same as an option and its value, in a shell's or a list's words, and all values of a list.
@@ -21,7 +21,7 @@ _OPTION = re.compile(
     r"(?!-|\[?redacted)[^\s\"',\]]{4,}"
 )
 _SECRET_LIST = re.compile(
-    r"(?i)\b([\w.-]*(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key)[\w.-]*[\"']?\s*[=:]\s*)\[[^\[\]]*\]"
+    r"(?i)\b([\w.-]{0,80}(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key)[\w.-]{0,80}[\"']?\s*[=:]\s*)\[[^\[\]]*\]"
 )
 _KEY_VARIABLE = re.compile(r"\b([A-Z][A-Z0-9_]*_KEY=[\"']?)(?!\[)[^\s\"',;]{8,}")
 # A signed address is as good as a password while it lasts.
@@ -49,10 +49,12 @@ _USER = re.compile(
 _ACCOUNT = re.compile(
     r"(\bsudo(?:\[\d+\])?: +|\bAccepted \w+ for |\bfor (?:invalid )?user )(?!redacted)[A-Za-z_][\w.-]*"
 )
-_WITH_UID = re.compile(r"\b((?:uid|gid|euid|egid)=\d+\()[^()\s]+(?=\))|\b[A-Za-z_][\w.-]*(?=\(uid=\d+\))")
+_WITH_UID = re.compile(
+    r"\b((?:uid|gid|euid|egid)=\d+\()[^()\s]+(?=\))|\b[A-Za-z_][\w.-]{0,63}(?=\(uid=\d+\))"
+)
 # `ip-10-1-2-3`: a cloud's host name is its address.
 _IP_HOST = re.compile(r"\bip-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})\b")
-_EMAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
+_EMAIL = re.compile(r"\b[\w.+-]{1,80}@[\w-]{1,80}(?:\.[\w-]{1,80}){1,9}\b")
 _IPV4 = re.compile(r"(?<![\d.])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?![\d.]*\d)")
 # Eight groups, or some around a "::"; a PCI address or a time is neither.
 _H = r"[0-9a-fA-F]{1,4}"
@@ -61,7 +63,7 @@ _IPV6 = re.compile(
 )
 _MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
 _DOMAIN = re.compile(
-    r"\b(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+(?:internal|local|corp|lan|intra|private|home|cluster|example|com|org|net|io|ai|dev|cloud|de|fr|uk|eu|cn|jp)\b(?!\.?\w|\()",
+    r"\b(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.){1,9}(?:internal|local|corp|lan|intra|private|home|cluster|example|com|org|net|io|ai|dev|cloud|de|fr|uk|eu|cn|jp)\b(?!\.?\w|\()",
     re.IGNORECASE,
 )
 _PUBLIC = (
