@@ -18,6 +18,8 @@ from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
 # The index key of any exception's name: there are too many to list.
+# Of so many shapes of exceptions none tells anything: a log in which every line is a new one is read on without them.
+EXCEPTIONS_LIMIT = 20_000
 ANY_ERROR, EXCEPTIONS = b"*error", (b"error", b"exception")
 SHAPES_LIMIT = 30_000
 LINE_LIMIT_BYTES = 1 << 20
@@ -124,7 +126,7 @@ class Scanner:
         self._seen: dict[bytes, int] = {}  # shape -> how often its lines were examined
         self._kept: dict[str, _Kept] = {}
         self._order = self._lines = self._size = self._up = self._down = 0
-        self._quote_open_until = 0
+        self._quote_open_until = self._unheard = 0
         self._files: list[str] = []
 
     def feed(self, name: str, chunks: Iterable[bytes], node: str = "") -> None:
@@ -197,7 +199,8 @@ class Scanner:
         text, opened = unquoted(text[:TEXT_LIMIT])
         words = text.translate(WORD_BYTES).split()
         found = self._keys.intersection(words)
-        if any(word.endswith(EXCEPTIONS) for word in words):
+        if self._unheard < EXCEPTIONS_LIMIT and any(word.endswith(EXCEPTIONS) for word in words):
+            self._unheard += 1
             found |= self._keys & {ANY_ERROR}
         wanted: tuple[int, ...] = (self._quote,) if opened else ()
         if found and not opened:
