@@ -199,9 +199,6 @@ class Scanner:
         text, opened = unquoted(text[:TEXT_LIMIT])
         words = text.translate(WORD_BYTES).split()
         found = self._keys.intersection(words)
-        if self._unheard < EXCEPTIONS_LIMIT and any(word.endswith(EXCEPTIONS) for word in words):
-            self._unheard += 1
-            found |= self._keys & {ANY_ERROR}
         wanted: tuple[int, ...] = (self._quote,) if opened else ()
         if found and not opened:
             decoded = text.decode("utf-8", "replace").rpartition(HEAD_ENDS)[2]
@@ -209,6 +206,13 @@ class Scanner:
             wanted = tuple(sorted(n for n in numbers if self._table[n].possible(decoded)))
             if b"\r" in text and (not wanted or HEAD_ENDS.encode() in text):
                 wanted = tuple(sorted(numbers))
+        if (
+            not wanted
+            and self._unheard < EXCEPTIONS_LIMIT
+            and any(word.endswith(EXCEPTIONS) for word in words)
+        ):
+            self._unheard += 1
+            wanted = tuple(self._index.get(ANY_ERROR, ()))
         if len(shape) <= 4096:
             if len(self._shapes) >= SHAPES_LIMIT:
                 self._shapes.clear()

@@ -62,7 +62,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="exception", cause="insufficient-evidence", kind="generic", weight=0.4,
-        words="*error",
+        words="runtimeerror valueerror typeerror assertionerror keyerror attributeerror indexerror oserror notimplementederror exception timeouterror "
+        "connectionerror permissionerror acceleratorerror nameerror zerodivisionerror validationerror *error",
         pattern=r"(?<!raise )\b(?:[a-z_]\w*\.)*(?!EngineDeadError|RayTaskError|RayActorError|ActorDiedError)[A-Z]\w*(?:Error|Exception): \S",
         example="TypeError: unhashable type: 'dict'",
         source="https://docs.python.org/3/library/exceptions.html",
