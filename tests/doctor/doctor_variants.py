@@ -197,4 +197,15 @@ VARIANTS: tuple[tuple[str, str], ...] = (
     ("parallel-config-invalid", "ValueError: Non-MoE models do not support external data parallel mode. For external load balancing, launch independent vLLM instances without --data-parallel-* arguments."),
     ("parallel-config-invalid", "  Value error, Number of experts in the model must be greater than 0 when expert parallelism is enabled. [type=value_error, input_value=ArgsKwargs((), {})]"),
     ("arguments-invalid", "pydantic_core._pydantic_core.ValidationError: 1 validation error for LoRAConfig\nmax_lora_rank\n  Input should be 1, 8, 16, 32, 64, 128, 256, 320 or 512 [type=literal_error, input_value=7, input_type=int]"),
+    ("model-arch-unsupported", '  File "/x/transformers/models/auto/configuration_auto.py", line 1034, in __getitem__\n    raise KeyError(key)\nKeyError: \'nova_moe\''),
+    ("oom-runtime", '  File "/vllm/v1/worker/gpu_model_runner.py", line 12, in execute_model\nRuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`'),
+    ("custom-allreduce-failed", '  File "/vllm/distributed/device_communicators/custom_all_reduce.py", line 214, in register_graph_buffers\nRuntimeError: CUDA error: invalid argument'),
+    ("insufficient-evidence", "torch.distributed.DistNetworkError: something new"),
+    ("insufficient-evidence", "acme.plugin.NeverSeenException: something new"),
+    ("nccl-env-mismatch", "n1:1:1 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\nn2:1:1 [0] NCCL INFO NCCL version 2.26.2+cuda12.8\nRuntimeError: NCCL error: internal error - please report this issue to the NCCL developers"),
+    (
+        "insufficient-evidence",
+        "\n".join(f"{n}:1:1 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n{n}: INFO 11-02 10:00:26 [pynccl.py:148] vLLM is using nccl==2.28.9" for n in ("n1", "n2"))
+        + "\nRuntimeError: NCCL error: internal error - please report this issue to the NCCL developers",
+    ),
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """Sequence numbers tell a desync from a dead rank from the fabric."""
 
+from doctor_logs import diagnose_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,3 +47,19 @@ def test_sends_and_receives_have_numbers_of_their_own() -> None:
 def test_nothing_seen_says_nothing() -> None:
     """No watchdog, no verdict."""
     assert compare([], 8).verdict == "none"
+
+
+def test_a_rank_whose_group_is_unknown_waits_in_the_only_one() -> None:
+    """The line that names the group may be cut off; two groups leave it open."""
+    said = "[rank{0}]:[E1 P.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={1}, OpType=BROADCAST, NumelIn=8, NumelOut=8, Timeout(ms)=1) ran"
+    named = "[rank{0}]:[E1 P.cpp:2] [PG ID {2} PG GUID 67 Rank {0}] failure detected by watchdog at work sequence id: {1} PG status: last enqueued work: 9"
+    lines = [said.format(4, 30), said.format(5, 29), named.format(4, 30, 4)]
+    assert diagnose_lines(lines).findings[0].cause == "collective-desync"
+    two = [
+        said.format(3, 30),
+        said.format(4, 30),
+        said.format(5, 29),
+        named.format(4, 30, 4),
+        named.format(3, 30, 5),
+    ]
+    assert diagnose_lines(two).findings[0].cause != "collective-desync"

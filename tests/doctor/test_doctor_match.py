@@ -199,3 +199,16 @@ def test_timeline_has_every_node_and_its_first_error() -> None:
     assert [m.what for m in moments].index("loading weights") < [m.what for m in moments].index(
         "first error: worker-failed"
     )
+
+
+LIMIT = (
+    "slurmstepd: error: *** JOB 884512 ON nid003210 CANCELLED AT 2026-02-11T03:21:44 DUE TO TIME LIMIT ***"
+)
+
+
+def test_a_job_that_served_until_its_time_was_over_did_not_fail() -> None:
+    """A word about it, no alarm; a launch that never came up failed by it."""
+    served = diagnose_lines([*up(), *serving(), LIMIT]).findings
+    assert [f.severity for f in served if f.cause == "worker-killed"] == ["warning"]
+    assert not any(f.severity == "error" for f in served)
+    assert diagnose_lines([*head(), *connecting(), LIMIT]).findings[0].severity == "error"

@@ -47,6 +47,30 @@ PLANTED = {
     "address": ("(RayWorkerProc pid=1, ip=10.20.30.40) x", "10.20.30.40"),
     "IPv6 address": ("tcp://[fd00:10:0:1::5]:29550", "fd00:10:0:1::5"),
     "host": ("connect to gpu-node-7.acme.internal failed", "acme"),
+    "second key of a list": (
+        "non-default args: {'api_key': ['first-key-1', 'second-key-2'], 'port': 1}",
+        "second-key-2",
+    ),
+    "option and value": ("vllm serve m --api-key plainkey77 --port 1", "plainkey77"),
+    "option and value in a list": ("argv=['vllm', '--hf-token', 'plainkey77']", "plainkey77"),
+    "key in a variable": ("AZURE_STORAGE_KEY=Zm9vYmFyYmF6cXV4", "Zm9vYmFy"),
+    "signed address": ("https://b.s3.amazonaws.com/x?X-Amz-Signature=deadbeefcafe&a=1", "deadbeefcafe"),
+    "private key in one line": (
+        "key -----BEGIN PRIVATE KEY-----MIIEvQIBADAN-----END PRIVATE KEY----- x",
+        "MIIEvQ",
+    ),
+    "prompts": ('{"prompt": ["the merger", "with Initech"], "n": 1}', "Initech"),
+    "answer without quotes": ("Generated text: the merger with Initech", "Initech"),
+    "user in a shared path": ('File "/data/users/maria/x.py", line 3', "maria"),
+    "user in a relative path": ("home/maria/x.log", "maria"),
+    "user of Windows": ("C:\\Users\\maria\\models", "maria"),
+    "user of a tilde": ("no such file: ~maria/x", "maria"),
+    "user of sudo": ("Nov 03 09:14:22 h sudo: maria : TTY=pts/0 ; USER=root", "maria"),
+    "user of sshd": ("sshd[1]: Accepted publickey for maria from 10.0.0.9 port 22", "maria"),
+    "user of id": ("uid=1001(maria) gid=1001(maria)", "maria"),
+    "cloud host": ("ip-10-20-30-40 kernel: x", "10-20-30-40"),
+    "host of syslog": ("Nov 03 09:14:22 gpubox18 kernel: x", "gpubox18"),
+    "host of NCCL": ("gpubox18:1:9 [0] NCCL INFO x", "gpubox18"),
     "named host": ("node gpubox17 is gone", "gpubox17"),
 }
 
@@ -56,6 +80,42 @@ def test_planted_things_are_gone(what: str) -> None:
     """None of the planted things is left in its line."""
     text, planted = PLANTED[what]
     assert planted not in Redactor(["gpubox17"]).line(text)
+
+
+def test_a_private_key_of_many_lines() -> None:
+    """All of it, and what follows stays."""
+    redactor = Redactor()
+    lines = [
+        "-----BEGIN OPENSSH PRIVATE KEY-----",
+        "b3BlbnNzaC1r",
+        "-----END OPENSSH PRIVATE KEY-----",
+        "x 1",
+    ]
+    assert [redactor.line(text) for text in lines] == ["[redacted]"] * 3 + ["x 1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["--max-num-batched-tokens 8192 --port 8000", "Running: 3 reqs, tokens/s 12", "sort_key=timestamp_of_x"],
+)
+def test_what_names_nobody_stays(text: str) -> None:
+    """A figure that explains the failure is no secret."""
+    assert Redactor().line(text) == text
+
+
+def test_nodes_of_the_log_are_taken_out_everywhere(tmp_path: Path) -> None:
+    """Also where a line mentions them without standing in front of it."""
+    log = tmp_path / "x.log"
+    log.write_text(
+        "".join(f"{line}\n" for line in FAULTS["hardware"][1])
+        + "mesh-a7: INFO 11-02 10:00:00 x\nlost mesh-a7\n"
+    )
+    document = {**to_json(diagnose([log])), "timeline": [{"node": "mesh-a7"}, {"node": "worker"}]}
+    out = tmp_path / "b.tar.gz"
+    write(out, [log], document)
+    with tarfile.open(out) as archive:
+        texts = [f.read().decode() for m in archive.getmembers() if (f := archive.extractfile(m))]
+    assert not any("mesh-a7" in text for text in texts)
 
 
 def test_prompts_over_several_lines_are_gone() -> None:
@@ -134,3 +194,9 @@ def test_the_bundle(tmp_path: Path) -> None:
     assert json.loads(texts["diagnosis.json"])["findings"][0]["cause"] == "gpu-hardware-fault"
     with pytest.raises(BundleError, match="exists"):
         write(out, [log], {}, [])
+
+
+@pytest.mark.parametrize("unit", ["a.", "x-", "1.1.1.", "ab:", "\\0", "a"])
+def test_a_long_line_of_one_kind_ends(unit: str) -> None:
+    """A megabyte of it took hours where a key's or a name's length had no bound."""
+    assert Redactor().line(unit * 20_000)

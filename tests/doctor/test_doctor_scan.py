@@ -206,3 +206,11 @@ def test_the_value_of_a_variable_is_no_level() -> None:
     assert parse_head("please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG` to turn on").level == ""
     assert parse_head("(Worker pid=1) INFO 11-02 10:00:00 [x.py:1] y").level == "INFO"
     assert parse_head("[2026-01-01] ERROR: y").level == "ERROR"
+
+
+def test_a_kernel_line_without_a_host_names_none() -> None:
+    """`kernel:` is who speaks, not where."""
+    head = parse_head("Nov 02 12:00:01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
+    assert head.node == ""
+    assert head.time_seconds is not None
+    assert parse_head("Nov 02 12:00:01 gpu02 kernel: x").node == "gpu02"

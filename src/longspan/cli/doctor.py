@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from longspan.daemon.places import Places
 from longspan.doctor.collect import STDIN, diagnose
+from longspan.doctor.lines import printable
 from longspan.doctor.match import Diagnosis
 from longspan.errors import InputError, NoDeploymentError
 from longspan.finding import Finding
@@ -42,11 +43,11 @@ def to_json(diagnosis: Diagnosis) -> dict[str, object]:
 
 def _print_finding(finding: Finding) -> None:
     mark = click.style(f"{finding.severity}: {finding.cause}", fg=_COLOURS[finding.severity], bold=True)
-    click.echo(f"{mark}  {finding.confidence:.0%} sure  {click.style(finding.subject, dim=True)}")
+    click.echo(f"{mark}  {finding.confidence:.0%} sure  {click.style(printable(finding.subject), dim=True)}")
     click.echo(f"  {finding.summary}")
     for evidence in finding.evidence:
         place = f"{evidence.file}:{evidence.line}" if evidence.line else evidence.file
-        click.echo(f"    {click.style(place, fg='cyan')}  {evidence.text[:200]}")
+        click.echo(f"    {click.style(printable(place), fg='cyan')}  {evidence.text[:200]}")
     click.echo(f"  do:     {finding.remedy}")
     if finding.undo:
         click.echo(f"  undo:   {finding.undo}")
@@ -71,16 +72,16 @@ def print_diagnosis(diagnosis: Diagnosis, timeline: bool = False) -> None:
     if diagnosis.consequences:
         click.echo("Consequences, not causes:")
         for evidence in diagnosis.consequences[:3]:
-            click.echo(f"    {evidence.file}:{evidence.line}  {evidence.text[:160]}")
+            click.echo(f"    {printable(evidence.file)}:{evidence.line}  {evidence.text[:160]}")
         click.echo()
     if timeline:
         for moment in diagnosis.timeline:
             click.echo(
-                f"  {moment.clock:>8}  {moment.node or '-':<16} {moment.what:<22} {moment.file}:{moment.line}"
+                f"  {moment.clock:>8}  {moment.node or '-':<16} {moment.what:<22} {printable(moment.file)}:{moment.line}"
             )
     for hint in diagnosis.hints:
         click.echo(
-            f"{click.style('hint:', fg='blue')} {hint.text} ({hint.evidence.file}:{hint.evidence.line})"
+            f"{click.style('hint:', fg='blue')} {hint.text} ({printable(hint.evidence.file)}:{hint.evidence.line})"
         )
     if not diagnosis.findings:
         click.echo("No fault found.")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,14 @@ def _local_names() -> list[str]:
     with suppress(KeyError, OSError):
         names.append(getuser())
     return [n for n in names if n not in ("root", "localhost", "")]
+
+
+def _nodes(diagnosis: dict[str, object]) -> list[str]:
+    """The nodes that the logs name. A word of the language is no name that could be taken out everywhere."""
+    timeline, skews = diagnosis.get("timeline"), diagnosis.get("clock_skew_seconds")
+    named = {str(m.get("node", "")) for m in timeline} if isinstance(timeline, list) else set()
+    named |= set(skews) if isinstance(skews, dict) else set()
+    return sorted(n for n in named if re.fullmatch(r"[A-Za-z](?=.*[\d-])[\w.-]+", n))
 
 
 def _excerpt(path: Path) -> Iterator[bytes]:
@@ -80,7 +89,7 @@ def write(
         BundleError: it exists already or cannot be written.
         LogUnreadableError: a log cannot be read.
     """
-    redactor = Redactor([*_local_names(), *names])
+    redactor = Redactor([*_local_names(), *_nodes(diagnosis), *names])
     members: list[str] = []
     try:
         with out.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:

@@ -1,13 +1,14 @@
 """Reads what there is: files, directories, rotated and gzipped logs, standard input."""
 
 import bz2
-import gzip
+import io
 import lzma
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from longspan.doctor.kept import FOLDER
 from longspan.doctor.match import Diagnosis, diagnose_record
@@ -16,6 +17,9 @@ from longspan.doctor.scan import Scanner
 from longspan.errors import LogUnreadableError
 
 CHUNK_BYTES = 1 << 20
+READ_BYTES = 1 << 16
+# Four times what `xz -9` needs: an archive that asks for more is no log.
+LZMA_LIMIT_BYTES = 1 << 28
 # What a directory is searched for; the rest (sockets, shared memory, weights) is no log.
 SUFFIXES = (".log", ".out", ".err", ".txt", ".json", ".jsonl", ".gz", ".xz", ".bz2")
 SKIPPED_DIRECTORIES = frozenset({".git", "__pycache__", "node_modules", "sockets"})
@@ -30,34 +34,61 @@ def chunks(path: Path) -> Iterator[bytes]:
     """
     try:
         if path == STDIN:
-            yield from _read(sys.stdin.buffer)
+            yield from _read(_plain(_peekable(sys.stdin.buffer)))
             return
         with path.open("rb") as raw:
-            magic = raw.read(6)
-            raw.seek(0)
-            yield from _read(_opened(raw, magic))
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, OSError) as error:
-        if isinstance(error, EOFError | lzma.LZMAError | gzip.BadGzipFile):
-            return  # a truncated tail: what could be read has been given
+            yield from _read(_plain(raw))
+    except OSError as error:
         raise LogUnreadableError(
             f"{path} cannot be read: {error.strerror or error}.", "Check the path and its permissions."
         ) from error
 
 
-def _opened(raw: IO[bytes], magic: bytes) -> IO[bytes]:
+def _peekable(stream: IO[bytes]) -> io.BufferedReader:
+    return stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # type: ignore[arg-type]
+
+
+def _plain(raw: io.BufferedReader) -> Iterator[bytes]:
+    """Blocks of one megabyte of what a file, pipe or FIFO holds, decompressed by its first bytes."""
+    magic = raw.peek(6)[:6]
     if magic.startswith(b"\x1f\x8b"):
-        return gzip.open(raw)  # type: ignore[return-value]
+        return _decompressed(raw, lambda: zlib.decompressobj(zlib.MAX_WBITS | 16))
     if magic.startswith(b"\xfd7zXZ"):
-        return lzma.open(raw)
+        return _decompressed(raw, lambda: lzma.LZMADecompressor(memlimit=LZMA_LIMIT_BYTES))
     if magic.startswith(b"BZh"):
-        return bz2.open(raw)
-    return raw
+        return _decompressed(raw, bz2.BZ2Decompressor)
+    return iter(lambda: raw.read(CHUNK_BYTES), b"")
 
 
-def _read(stream: IO[bytes]) -> Iterator[bytes]:
+def _decompressed(raw: IO[bytes], fresh: Callable[[], Any]) -> Iterator[bytes]:
+    """Everything up to where an archive is cut off or damaged: the library's own file objects lose the block before that.
+
+    One archive may hold several streams one after the other (`cat a.gz b.gz`); what follows the last one is no log.
+    """
+    engine, data, ended = fresh(), b"", False
+    while not ended:
+        if engine.eof:
+            engine, data = fresh(), engine.unused_data or raw.read(READ_BYTES)
+            if not data.strip(b"\0"):
+                return  # the end, or padding
+        elif not data and getattr(engine, "needs_input", True):
+            data = raw.read(READ_BYTES)
+            ended = not data  # what the engine still holds comes out below
+        try:
+            block = engine.decompress(data, CHUNK_BYTES)
+        except (zlib.error, lzma.LZMAError, EOFError, OSError):
+            return
+        data = getattr(engine, "unconsumed_tail", b"")
+        if block:
+            yield block
+
+
+def _read(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks in UTF-8."""
     first = True
     wide = ""
-    while block := stream.read(CHUNK_BYTES):
+    for read in blocks:
+        block = read
         if first:
             first = False
             if block.startswith((b"\xff\xfe", b"\xfe\xff")):

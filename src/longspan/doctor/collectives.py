@@ -8,6 +8,7 @@ from typing import Literal
 from longspan.doctor.scan import Hit
 
 _PG = re.compile(r"\[PG (?:ID )?(\w+)(?: PG GUID (\w+))?")
+DIGITS_LIMIT = 20
 Verdict = Literal["desync", "peer-died", "equal", "one-rank", "none"]
 
 
@@ -51,11 +52,17 @@ def works_of(hits: Iterable[Hit]) -> list[Work]:
         if sequence is None:
             continue
         numel = hit.groups.get("numel")
-        work = Work(rank, int(sequence), hit.groups.get("op") or "", int(numel) if numel else -1, "")
+        # No counter has more digits than that; int() refuses thousands of them.
+        elements = int(numel[:DIGITS_LIMIT]) if numel else -1
+        work = Work(rank, int(sequence[:DIGITS_LIMIT]), hit.groups.get("op") or "", elements, "")
         known = found.get(rank)
         if known is None or (not known.operation and work.operation):
             found[rank] = work
-    return [Work(w.rank, w.sequence, w.operation, w.elements, groups.get(w.rank, "")) for w in found.values()]
+    # Where only one group is named, a rank whose second line is lost waits in that one.
+    only = next(iter(groups.values())) if len(set(groups.values())) == 1 else ""
+    return [
+        Work(w.rank, w.sequence, w.operation, w.elements, groups.get(w.rank, only)) for w in found.values()
+    ]
 
 
 def compare(works: Sequence[Work], world: int) -> Comparison:

@@ -4,16 +4,27 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
+# Colours and cursor moves, titles and links (OSC), device strings, character sets.
+ANSI = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[PX^_][^\x1b\n]*(?:\x1b\\)?|\x1b[()][A-Z0-9]"
+)
+# What a terminal acts upon instead of showing it, and what turns the direction of reading.
+_ACTS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """The text with every character that a terminal would act upon shown as U+FFFD: who writes a log does not write to our screen."""
+    return _ACTS.sub("\ufffd", text)
+
 
 _RAY = re.compile(
-    r"\((?P<proc>[A-Za-z][\w:.]*(?!=))?\s*(?:pid=(?P<pid>\d+))?(?:, ?ip=(?P<ip>[\d.]+|[0-9a-f:]+))?\)"
+    r"\((?P<proc>[A-Za-z][\w:.]*(?!=))?\s*(?:pid=(?P<pid>\d{1,18}))?(?:, ?ip=(?P<ip>[\d.]+|[0-9a-f:]+))?\)"
 )
 _VLLM = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 _ISO = re.compile(r"\b(?:19|20)\d\d[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG = re.compile(r"\[?\b[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
-_SYSLOG = re.compile(
-    r"^(?:<\d+>)?(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d+)? (?P<host>\S+) "
+SYSLOG_HOST = re.compile(
+    r"^(?:<\d+>)?(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d+)? (?:(?P<host>\S*[^\s:]) )?"
 )
 _ISO_HOST = re.compile(r"^(?:19|20)\d\d-\d\d-\d\dT[\d:.,+Z-]+ (?P<host>[\w.-]+) [\w./@-]+(?:\[\d+\])?: ")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -24,8 +35,8 @@ _NODE = re.compile(
     r"^\s*(?:\[(?:pod/)?(?P<bracket>(?=[\w./-]*[a-z])(?!rank|gpu\]|c10d|rank\d|info|warn|error|debug)[a-z][\w./-]*[\d\w])\]:? "
     r"|(?P<colon>(?=[\w.-]*[\d-])[a-z][\w.-]*)(?::| ?\|)\s(?!line )|\[(?P<mpi>\d+,\d+)\]<\w+>:|(?P<task>\d{1,5}): (?=\S))"
 )
-_NCCL_HOST = re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]*):\d+:\d+ \[\d+\] ")
-_RANK = re.compile(r"\[[Rr]ank ?(\d+)\]|\bRank (\d+)\]|\brank[= ](\d+)\b")
+NCCL_HOST = re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]*):\d+:\d+ \[\d+\] ")
+_RANK = re.compile(r"\[[Rr]ank ?(\d{1,9})\]|\bRank (\d{1,9})\]|\brank[= ](\d{1,9})\b")
 _CPP_LEVEL = re.compile(r"^(?:\([^)]*\) ?)*\[(?:\d{4}-\S+ [\d:,.]+ ([IWEFC]) |([IWEF])\d{3,4} )")
 _WORD_LEVEL = re.compile(
     # Not the value of a variable: "run with NCCL_DEBUG=INFO for details" is no line of that level.
@@ -78,18 +89,18 @@ def parse_time(text: str) -> float | None:
         return _seconds(int(match[2]), match.groups()[2:6])
     if match := _ISO.search(text) or _GLOG.search(text):
         return _seconds(int(match[1]), match.groups()[1:5], match[6])
-    if match := _SYSLOG.match(text):
+    if match := SYSLOG_HOST.match(text):
         return _seconds(_MONTHS.index(match[1]) + 1, match.groups()[1:5])
     return None
 
 
 def _node(text: str) -> str:
-    if match := _SYSLOG.match(text) or _ISO_HOST.match(text):
+    if (match := SYSLOG_HOST.match(text) or _ISO_HOST.match(text)) and match["host"]:
         return match["host"]
     if match := _NODE.match(text):
         task = f"task {match['task']}" if match["task"] else ""
         return match["bracket"] or match["colon"] or match["mpi"] or task
-    if match := _NCCL_HOST.search(text[:120]):
+    if match := NCCL_HOST.search(text[:120]):
         return match["host"]
     return ""
 

@@ -9,11 +9,27 @@ import re
 from collections.abc import Iterable
 
 from longspan.doctor.addresses import kind_of_address
+from longspan.doctor.lines import NCCL_HOST, SYSLOG_HOST
 
 _SECRET = re.compile(
-    r"(?i)\b(?P<key>[\w.-]*(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential|private[_-]?key)[\w.-]*)"
+    r"(?i)\b(?P<key>[\w.-]{0,80}(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential|private[_-]?key)[\w.-]{0,80})"
     r"(?P<mid>[\"']?\s*(?:=|:|=>)\s*[\"']?)(?P<value>(?!None\b|null\b|True\b|False\b|false\b|true\b|\[?redacted)[^\s\"',;}\])&]{4,})"
 )
+# The same as an option and its value, in a shell's or a list's words, and all values of a list.
+_OPTION = re.compile(
+    r"(?i)(?P<option>--[\w-]*(?:token(?!s|iz|-id|-count|-budget)|secret|passw(?:or)?d|api-?key|credential)[\w-]*[\"']?,?\s+[\"']?)"
+    r"(?!-|\[?redacted)[^\s\"',\]]{4,}"
+)
+_SECRET_LIST = re.compile(
+    r"(?i)\b([\w.-]{0,80}(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key)[\w.-]{0,80}[\"']?\s*[=:]\s*)\[[^\[\]]*\]"
+)
+_KEY_VARIABLE = re.compile(r"\b([A-Z][A-Z0-9_]*_KEY=[\"']?)(?!\[)[^\s\"',;]{8,}")
+# A signed address is as good as a password while it lasts.
+_SIGNED = re.compile(
+    r"(?i)([?&](?:sig|signature|key|[xX]-(?:amz|goog)-(?:signature|credential|security-token))=)(?!\[)[^&\s\"'<>]+"
+)
+_PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)")
+_PEM_END = re.compile(r"^.*?-----END [A-Z ]*PRIVATE KEY-----")
 _HEADER = re.compile(
     r"(?i)\b(authorization|x-api-key|cookie|set-cookie)([\"']?\s*[:=]\s*[\"']?)(?:bearer |basic )?[^\"'\r\n,}]+"
 )
@@ -24,11 +40,21 @@ _KNOWN = re.compile(
     r"|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|glpat-[\w-]{16,}|nvapi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@\"']+(?::[^/\s@\"']*)?@")
-_HOME = re.compile(r"(/(?:home|Users|export/home)/)(?!redacted)[^/\s\"':]+")
+_HOME = re.compile(r"((?<![\w.-])(?:home|Users|users|scratch)/|\b[A-Z]:\\+Users\\+)(?!redacted)[^/\\\s\"':]+")
+_TILDE = re.compile(r"(?<![\w/.~-])~[A-Za-z][\w.-]*(?=/)")
 _USER = re.compile(
     r"(?i)\b((?:user(?:_?name)?|login|logname|uid)[\"']?\s*[=:]\s*[\"']?)(?!redacted|Warning|\d+\b)[A-Za-z][\w.-]{1,31}"
 )
-_EMAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
+# sudo, sshd, PAM and `id`.
+_ACCOUNT = re.compile(
+    r"(\bsudo(?:\[\d+\])?: +|\bAccepted \w+ for |\bfor (?:invalid )?user )(?!redacted)[A-Za-z_][\w.-]*"
+)
+_WITH_UID = re.compile(
+    r"\b((?:uid|gid|euid|egid)=\d+\()[^()\s]+(?=\))|\b[A-Za-z_][\w.-]{0,63}(?=\(uid=\d+\))"
+)
+# `ip-10-1-2-3`: a cloud's host name is its address.
+_IP_HOST = re.compile(r"\bip-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})\b")
+_EMAIL = re.compile(r"\b[\w.+-]{1,80}@[\w-]{1,80}(?:\.[\w-]{1,80}){1,9}\b")
 _IPV4 = re.compile(r"(?<![\d.])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?![\d.]*\d)")
 # Eight groups, or some around a "::"; a PCI address or a time is neither.
 _H = r"[0-9a-fA-F]{1,4}"
@@ -37,7 +63,7 @@ _IPV6 = re.compile(
 )
 _MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
 _DOMAIN = re.compile(
-    r"\b(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+(?:internal|local|corp|lan|intra|private|home|cluster|example|com|org|net|io|ai|dev|cloud|de|fr|uk|eu|cn|jp)\b(?!\.?\w|\()",
+    r"\b(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.){1,9}(?:internal|local|corp|lan|intra|private|home|cluster|example|com|org|net|io|ai|dev|cloud|de|fr|uk|eu|cn|jp)\b(?!\.?\w|\()",
     re.IGNORECASE,
 )
 _PUBLIC = (
@@ -55,8 +81,12 @@ _PUBLIC = (
     "svc.cluster.local",
 )
 _PROMPT = re.compile(
-    r"(?P<open>(?:\b[Pp]rompt[\"']?: ?|\bprompt=|[\"'](?:content|prompt|text|input|arguments|instructions)[\"']: ?|Generated (?:text|response|output)[^:'\"]*: ?)(?P<quote>[\"']))"
+    r"(?P<open>(?:\b[Pp]rompt[\"']?: ?|\bprompt=|[\"'](?:content|reasoning_content|reasoning|prompt|suffix|text|input|query|arguments|instructions)[\"']: ?|Generated (?:text|response|output)[^:'\"]*: ?)(?P<quote>[\"']))"
 )
+_PROMPT_LIST = re.compile(
+    r"([\"'](?:prompts?|inputs?|texts?|documents|queries)[\"']: ?)\[(?:[^\[\]\"'\\]|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')*\]"
+)
+_UNQUOTED = re.compile(r"(\bGenerated (?:text|response|output)[^:'\"]*: ?)(?![\"']|\[prompt\]).+")
 _TOKEN_IDS = re.compile(r"(?i)(prompt_token_ids[\"']?\s*[:=]\s*)\[[^\]]*\]")
 
 
@@ -73,6 +103,7 @@ class Redactor:
         self._six: dict[str, str] = {}
         self._domains: dict[str, str] = {}
         self._open = ""
+        self._pem = False
         words = sorted({n for n in names if len(n) > 1}, key=lambda n: (-len(n), n))
         self._names = {n.lower(): f"name-{i + 1}" for i, n in enumerate(words)}
         self._word = (
@@ -86,26 +117,57 @@ class Redactor:
     def start_file(self) -> None:
         """Forgets that the last file ended within a quotation."""
         self._open = ""
+        self._pem = False
 
     def line(self, text: str) -> str:
         """One line without what must not leave."""
+        text = self._host(self._private_key(text))
+        text = _PROMPT_LIST.sub(r"\1[prompt]", text)
         text = self._prompts(text)
+        text = _UNQUOTED.sub(r"\1[prompt]", text)
         text = _TOKEN_IDS.sub(r"\1[redacted]", text)
         text = _HEADER.sub(r"\1\2[redacted]", text)
+        text = _SECRET_LIST.sub(r"\1[redacted]", text)
+        text = _OPTION.sub(r"\g<option>[redacted]", text)
+        text = _SIGNED.sub(r"\1[redacted]", text)
         text = _SECRET.sub(r"\g<key>\g<mid>[redacted]", text)
+        text = _KEY_VARIABLE.sub(r"\1[redacted]", text)
         text = _BEARER.sub("Bearer [redacted]", text)
         text = _KNOWN.sub("[redacted]", text)
         text = _USERINFO.sub(r"\1[redacted]@", text)
         text = _EMAIL.sub("[email]", text)
         text = _HOME.sub(r"\1redacted", text)
+        text = _TILDE.sub("~redacted", text)
+        text = _ACCOUNT.sub(r"\1redacted", text)
+        text = _WITH_UID.sub(lambda m: (m[1] or "") + "redacted", text)
         text = _USER.sub(r"\1redacted", text)
         text = _MAC.sub("[mac]", text)
+        text = _IP_HOST.sub(lambda m: "ip-" + self._address(".".join(m.groups())).replace(".", "-"), text)
         text = _IPV4.sub(lambda m: self._address(m[0]), text)
         text = _IPV6.sub(lambda m: self._address_six(m[0]), text)
         text = _DOMAIN.sub(lambda m: self._domain(m[0]), text)
         if self._word is not None:
             text = self._word.sub(lambda m: self._names[m[0].lower()], text)
         return text
+
+    def _private_key(self, text: str) -> str:
+        if self._pem:
+            if not _PEM_END.match(text):
+                return "[redacted]"
+            self._pem = False
+            text = _PEM_END.sub("[redacted]", text)
+        if "-----BEGIN" in text:
+            self._pem = bool((last := list(_PEM.finditer(text))) and "-----END" not in last[-1][0])
+            text = _PEM.sub("[redacted]", text)
+        return text
+
+    def _host(self, text: str) -> str:
+        """The host that syslog or NCCL put in front of the line, under one name throughout."""
+        match = SYSLOG_HOST.match(text) or NCCL_HOST.search(text[:120])
+        if match is None or (match["host"] or "localhost").lower() in ("localhost", *self._names.values()):
+            return text
+        name = self._names.setdefault(match["host"].lower(), f"name-{len(self._names) + 1}")
+        return text[: match.start("host")] + name + text[match.end("host") :]
 
     def _prompts(self, text: str) -> str:
         if self._open:

@@ -12,11 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from longspan.doctor.lines import ANSI, Head, parse_head, parse_time
+from longspan.doctor.lines import ANSI, Head, parse_head, parse_time, printable
 from longspan.doctor.records import HEAD_ENDS, unwrapped
 from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
+# The index key of any exception's name: there are too many to list.
+# Of so many shapes of exceptions none tells anything: a log in which every line is a new one is read on without them.
+EXCEPTIONS_LIMIT = 20_000
+ANY_ERROR, EXCEPTIONS = b"*error", (b"error", b"exception")
 SHAPES_LIMIT = 30_000
 LINE_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 20_000
@@ -34,7 +38,7 @@ QUOTE_LIMIT_LINES = 200
 LAZY = frozenset({"request-ok", "health-ok", "throughput", "throughput-zero", "throughput-idle", "queue"})
 LAZY_LAST = 4
 
-_REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
+_REPEATED = re.compile(r"\[repeated (\d{1,9})x across cluster\]")
 
 
 @dataclass(slots=True)
@@ -100,9 +104,9 @@ def evidence_text(text: str, start: int, end: int) -> str:
     """The part of a line that is quoted: all of it, or the surroundings of the match."""
     text = text.strip()
     if len(text) <= EVIDENCE_LIMIT:
-        return text
+        return printable(text)
     begin = max(0, min(start - 80, len(text) - EVIDENCE_LIMIT))
-    return text[begin : begin + max(EVIDENCE_LIMIT, min(end - start, EVIDENCE_LIMIT))].strip()
+    return printable(text[begin : begin + max(EVIDENCE_LIMIT, min(end - start, EVIDENCE_LIMIT))].strip())
 
 
 class Scanner:
@@ -122,7 +126,7 @@ class Scanner:
         self._seen: dict[bytes, int] = {}  # shape -> how often its lines were examined
         self._kept: dict[str, _Kept] = {}
         self._order = self._lines = self._size = self._up = self._down = 0
-        self._quote_open_until = 0
+        self._quote_open_until = self._unheard = 0
         self._files: list[str] = []
 
     def feed(self, name: str, chunks: Iterable[bytes], node: str = "") -> None:
@@ -193,7 +197,8 @@ class Scanner:
 
     def _new_shape(self, shape: bytes, text: bytes) -> tuple[int, ...]:
         text, opened = unquoted(text[:TEXT_LIMIT])
-        found = self._keys.intersection(text.translate(WORD_BYTES).split())
+        words = text.translate(WORD_BYTES).split()
+        found = self._keys.intersection(words)
         wanted: tuple[int, ...] = (self._quote,) if opened else ()
         if found and not opened:
             decoded = text.decode("utf-8", "replace").rpartition(HEAD_ENDS)[2]
@@ -201,6 +206,13 @@ class Scanner:
             wanted = tuple(sorted(n for n in numbers if self._table[n].possible(decoded)))
             if b"\r" in text and (not wanted or HEAD_ENDS.encode() in text):
                 wanted = tuple(sorted(numbers))
+        if (
+            not wanted
+            and self._unheard < EXCEPTIONS_LIMIT
+            and any(word.endswith(EXCEPTIONS) for word in words)
+        ):
+            self._unheard += 1
+            wanted = tuple(self._index.get(ANY_ERROR, ()))
         if len(shape) <= 4096:
             if len(self._shapes) >= SHAPES_LIMIT:
                 self._shapes.clear()

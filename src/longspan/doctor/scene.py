@@ -66,7 +66,7 @@ class Scene:
         """The world size that the log names, or 0."""
         for event in self.of("world", "rank-assigned", "init-start"):
             if value := event.hit.groups.get("world"):
-                return int(value)
+                return int(value[:9])
         return 0
 
     def own_addresses(self) -> list[str]:

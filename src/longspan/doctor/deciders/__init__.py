@@ -31,6 +31,7 @@ DECIDERS: dict[str, Decider] = {
     "node_no_gpu": ray.node_no_gpu,
     "placement": ray.placement,
     "worker_exit": memory.worker_exit,
+    "ended_from_outside": memory.ended_from_outside,
     "host_alloc": memory.host_alloc,
     "oom_victim": memory.oom_victim,
     "no_space": memory.no_space,

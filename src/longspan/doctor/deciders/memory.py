@@ -30,6 +30,13 @@ def worker_exit(event: Event, rule: Rule, scene: Scene) -> Guess:
     return Guess("worker-killed", rule.weight, rule.also, f"exit code {code}" if code else "")
 
 
+def ended_from_outside(event: Event, rule: Rule, scene: Scene) -> Guess:
+    """A job that served until its time was over did what it was asked for."""
+    if "TIME LIMIT" in event.hit.text and scene.phase_before(event) >= 10:
+        return Guess(rule.cause, 0.3, (), "it served until the job's time limit")
+    return Guess(rule.cause, rule.weight, rule.also)
+
+
 def host_alloc(event: Event, rule: Rule, scene: Scene) -> Guess:
     """A safetensors header asks for as many bytes as its first eight say: of a git-lfs pointer that is more than any machine has."""
     if "frame-header" in scene.frames_above(event):

@@ -1,6 +1,7 @@
 """What network texts mean where their surroundings decide: addresses, NICs, watchdogs, RDMA, hangs."""
 
 import re
+from itertools import combinations
 
 from longspan.doctor.addresses import kind_of_address, same_subnet
 from longspan.doctor.collectives import compare, works_of
@@ -124,8 +125,15 @@ def _not_later(one: Event, other: Event) -> bool:
 
 def nccl_generic(event: Event, rule: Rule, scene: Scene) -> Guess:
     """Different NCCL versions on the nodes explain what NCCL itself does not."""
-    versions = {v for e in scene.of("nccl-starts") if (v := e.hit.groups.get("nccl"))}
-    if len(versions) > 1:
+    by_node: dict[str, set[str]] = {}
+    loaded: set[str] = set()  # by vLLM itself
+    for start in scene.of("nccl-starts"):
+        if version := start.hit.groups.get("nccl"):
+            by_node.setdefault(start.hit.node, set()).add(version)
+            loaded |= {version} if "nccl==" in start.hit.text else set()
+    # torch's own NCCL and vLLM's may differ on every node alike.
+    if len(loaded) > 1 or any(not one & other for one, other in combinations(by_node.values(), 2)):
+        versions = set().union(*by_node.values())
         return Guess("nccl-env-mismatch", 0.85, (), f"NCCL {' and '.join(sorted(versions))} run together")
     drivers = {d for e in scene.of("driver-version") if (d := e.hit.groups.get("driver"))}
     if len(drivers) > 1:

@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="cuda-generic", cause="insufficient-evidence", kind="generic", words="cuda cublas_status_not_initialized cublas_status_execution_failed", weight=0.45,
         pattern=r"CUDA error: (?:an illegal memory access|device-side assert|unknown error|misaligned address|an illegal instruction|the launch timed out)"
-        r"|CUBLAS_STATUS_\w+",
+        r"|CUBLAS_STATUS_(?!ALLOC_FAILED)\w+",
         example="RuntimeError: CUDA error: an illegal memory access was encountered",
         source="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
         remedy="Run once with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager and send the first traceback of every rank, and dmesg.",
@@ -90,9 +90,9 @@ RULES: tuple[Rule, ...] = (
         source="https://github.com/pytorch/pytorch/issues/175666", question="`nvidia-smi`: which process holds the memory?",
     ),
     Rule(
-        id="cuda-oom", cause="oom-runtime", decide="cuda_oom", words="outofmemoryerror memory cudaerrormemoryallocation cuda_error_out_of_memory", weight=0.9,
+        id="cuda-oom", cause="oom-runtime", decide="cuda_oom", words="outofmemoryerror memory cudaerrormemoryallocation cuda_error_out_of_memory cublas_status_alloc_failed cudnn_status_alloc_failed", weight=0.9,
         pattern=r"(?:CUDA|HIP|XPU) out of memory|(?:torch(?:\.cuda)?\.)OutOfMemoryError|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|[Cc]uda failure (?:2 )?'out of memory'",
+        r"|[Cc]uda failure (?:2 )?'out of memory'|\bCU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
         also=("oom-weights", "gpu-memory-taken"),
         example="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0 has a total capacity of 79.25 GiB of which "
         "2.11 GiB is free.",

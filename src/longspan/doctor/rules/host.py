@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
         source=_VLLM + "2269",
     ),
     Rule(
-        id="ended-from-outside", cause="worker-killed", kind="symptom", words="liveness startup limit preemption preempted", weight=0.7, any_level=True,
+        id="ended-from-outside", cause="worker-killed", kind="symptom", decide="ended_from_outside", words="liveness startup limit preemption preempted", weight=0.7, any_level=True,
         pattern=r"failed (?:liveness|startup) probe, will be restarted|CANCELLED AT .* DUE TO (?:TIME LIMIT|PREEMPTION)|\bpod was preempted\b|Preempted by",
         example="Normal  Killing  2m  kubelet  Container vllm failed startup probe, will be restarted",
         source="https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/",

@@ -40,7 +40,7 @@ MARKS: tuple[Mark, ...] = (
     ),
     Mark(
         id="nccl-starts", means="progress", phase=3, words="nccl",
-        pattern=r"vLLM is using nccl==(?P<nccl>[\d.]+)",
+        pattern=r"(?:vLLM is using nccl==|\bNCCL version (?=[\d.]+\+cuda))(?P<nccl>[\d.]+)",
         example="INFO 11-02 10:00:26 [pynccl.py:148] vLLM is using nccl==2.28.9",
     ),
     Mark(

@@ -96,6 +96,13 @@ RULES: tuple[Rule, ...] = (
         source="https://docs.vllm.ai/en/latest/usage/troubleshooting.html",
     ),
     Rule(
+        id="model-type", cause="model-arch-unsupported", words="configuration_auto", weight=0.75, launch_only=True,
+        pattern=r"configuration_auto\.py\", line \d+, in __getitem__",
+        example='  File "/opt/transformers/models/auto/configuration_auto.py", line 1034, in __getitem__',
+        source="https://github.com/huggingface/transformers/blob/main/src/transformers/models/auto/configuration_auto.py",
+        question="Is the name in the KeyError below it the checkpoint's model_type?",
+    ),
+    Rule(
         id="inspect-failed", cause="model-arch-unsupported", kind="symptom", words="inspected", weight=0.6, launch_only=True,
         pattern=r"architectures? .{0,120}failed to be inspected", also=("worker-env-differs",),
         example="ValueError: Model architectures ['FooForCausalLM'] failed to be inspected. Please check the logs for more details.",

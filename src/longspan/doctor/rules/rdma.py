@@ -94,9 +94,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # Custom all-reduce.
     Rule(
-        id="custom-all-reduce", cause="custom-allreduce-failed", words="custom_all_reduce cuda_ipc open_mem_handle init_custom_ar cuh cudart",
+        id="custom-all-reduce", cause="custom-allreduce-failed", words="custom_all_reduce register_graph_buffers get_graph_buffer_ipc_meta cuda_ipc open_mem_handle init_custom_ar cuh cudart",
         weight=0.93,
-        pattern=r"custom_all_reduce\.cuh?:\d+\D{0,3}'|[Cc]uda [Ee]rror \S*custom_all_reduce|, in (?:init_custom_ar|open_mem_handle)\b|ops\.init_custom_ar\(|CUDART error: (?!out of memory)|custom_all_reduce.{0,80}(?:failed|Error)",
+        pattern=r"custom_all_reduce\.cuh?:\d+\D{0,3}'|[Cc]uda [Ee]rror \S*custom_all_reduce|, in (?:init_custom_ar|open_mem_handle|register_graph_buffers|get_graph_buffer_ipc_meta)\b|ops\.init_custom_ar\(|CUDART error: (?!out of memory)|custom_all_reduce.{0,80}(?:failed|Error)",
         example="Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'",
         source="https://github.com/vllm-project/vllm/issues/42609",
         question="Does the tensor-parallel group span hosts, or is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF?",

@@ -20,7 +20,7 @@ class Rule:
         id: stable name of the rule.
         cause: id in `causes.CAUSES`; empty for a wrapper.
         words: index keys, lower case, separated by spaces: the pattern is tried only on lines that have one of them
-            as a whole word (letters, digits and _ make a word).
+            as a whole word (letters, digits and _ make a word). "*error" stands for any word that ends in "error" or "exception".
         pattern: regular expression, searched in the line's text without colours.
         example: a line it must match; the table is its own test.
         source: where the text or its meaning is known from.

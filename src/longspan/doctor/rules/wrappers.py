@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="exception", cause="insufficient-evidence", kind="generic", weight=0.4,
         words="runtimeerror valueerror typeerror assertionerror keyerror attributeerror indexerror oserror notimplementederror exception timeouterror "
-        "connectionerror permissionerror acceleratorerror nameerror zerodivisionerror validationerror",
+        "connectionerror permissionerror acceleratorerror nameerror zerodivisionerror validationerror *error",
         pattern=r"(?<!raise )\b(?:[a-z_]\w*\.)*(?!EngineDeadError|RayTaskError|RayActorError|ActorDiedError)[A-Z]\w*(?:Error|Exception): \S",
         example="TypeError: unhashable type: 'dict'",
         source="https://docs.python.org/3/library/exceptions.html",
