@@ -1,7 +1,9 @@
 """The admin API: own key, keys that work at once, figures, and its own description."""
 
+import contextlib
 import http.client
 import json
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +57,23 @@ def test_a_made_key_works_until_it_is_revoked(gateway: Make, workers: int) -> No
     assert admin(running, "DELETE", "/admin/keys/alice")[0] == 204
     assert eventually(lambda: call(running, "/v1/models", key=key)[0] == 401)
     assert eventually(lambda: b"key revoked" in admin(running, "GET", "/admin/audit")[1])
+
+
+def test_a_key_that_cannot_be_stored_is_not_made(gateway: Make) -> None:
+    """An answer of success means that the key is on disk; one that is revoked is refused even where that cannot be stored."""
+    running = gateway(admin=True)
+    made = json.loads(admin(running, "POST", "/admin/keys", {"name": "alice"})[1])["key"]
+    assert eventually(lambda: call(running, "/v1/models", key=made)[0] == 200)
+    with contextlib.closing(sqlite3.connect(running.ledger)) as db:
+        db.execute("alter table keys rename to gone")
+    status, body = admin(running, "POST", "/admin/keys", {"name": "bob"})
+    assert (status, b"no such table" in body, b"lsp_" in body) == (503, True, False)
+    assert b"bob" not in admin(running, "GET", "/admin/keys")[1]
+    status, body = admin(running, "DELETE", "/admin/keys/alice")
+    assert (status, b"refused from now on" in body) == (503, True)
+    assert eventually(lambda: call(running, "/v1/models", key=made)[0] == 401)
+    call(running, "/v1/chat/completions", chat("tokens=4"), x_request_id="r-2")
+    assert eventually(lambda: admin(running, "GET", "/admin/requests/r-2")[0] == 200)
 
 
 def test_usage_metrics_and_export(gateway: Make) -> None:

@@ -7,8 +7,10 @@ import hmac
 import io
 import json
 import secrets
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from longspan.gateway.app import App
 
 DAY_SECONDS = 86400.0
+STORE_SECONDS = 10.0
 KEY_PREFIX = "lsp_"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,6 +43,7 @@ class AdminApi:
     def __init__(self, app: "App", config: Admin) -> None:
         self._app = app
         self._config = config
+        self._keys = asyncio.Lock()  # two keys of one name at once: the second finds the first
 
     def _allowed(self, request: web.Request) -> bool:
         if request.path == "/metrics" and self._config.public_metrics:
@@ -141,15 +145,18 @@ class AdminApi:
         wrong = bad_field(fields)
         if wrong:
             return problem(400, wrong)
-        if any(key.name == fields["name"] for key in brain.config.keys):
-            return problem(409, f"There is a key named {fields['name']!r}.")
         secret = KEY_PREFIX + secrets.token_urlsafe(32)
         values = {name: value for name, value in fields.items() if name in KEY_FIELDS and value is not None}
         values["models"] = tuple(values.get("models", ()))
         values.update({name: int(value) for name, value in values.items() if type(value) is float})
         rule = KeyRule(sha256=hashlib.sha256(secret.encode()).hexdigest(), **values)
-        brain.add_key(rule)
-        self._app.apply_again()
+        async with self._keys:
+            if any(key.name == rule.name for key in brain.config.keys):
+                return problem(409, f"There is a key named {rule.name!r}.")
+            if wrong := await _kept(brain.store.save_key(rule, time.time())):
+                return problem(503, f"The key could not be stored and is not made: {wrong}.")
+            brain.add_key(rule)
+            self._app.apply_again()
         brain.store.audit(time.time(), "admin", "key created", rule.name, json.dumps(_public(rule)))
         return web.json_response({"key": secret, **_public(rule)}, status=201)
 
@@ -163,6 +170,12 @@ class AdminApi:
             )
         self._app.apply_again()
         if brain.store is not None:
+            # First refused, then stored: what cannot be stored is refused all the same until a restart.
+            if wrong := await _kept(brain.store.revoke_key(name, time.time())):
+                return problem(
+                    503,
+                    f"{name!r} is refused from now on, but that could not be stored, so that a restart brings it back: {wrong}.",
+                )
             brain.store.audit(time.time(), "admin", "key revoked", name)
         return web.Response(status=204)
 
@@ -230,6 +243,18 @@ def _plain(row: Row) -> dict[str, Any]:
         "avoided_usd": row.avoided_usd,
     }
     return {**row.entry._asdict(), **rest, "attempts": [attempt._asdict() for attempt in row.attempts]}
+
+
+async def _kept(stored: "Future[None]") -> str:
+    """Why something is not in the ledger; empty once it is."""
+    try:
+        async with asyncio.timeout(STORE_SECONDS):
+            await asyncio.wrap_future(stored)
+    except TimeoutError:
+        return f"nothing was written within {STORE_SECONDS:.0f} s"
+    except (sqlite3.Error, OverflowError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _public(rule: KeyRule) -> dict[str, Any]:

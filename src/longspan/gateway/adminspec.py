@@ -104,7 +104,7 @@ SPEC: dict[str, Any] = {
                 "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Key"}}}},
                 "responses": {
                     "201": {"description": "made", "content": {"application/json": {"schema": {"type": "object", "required": ["key"]}}}},
-                    "400": _ERROR, "401": _ERROR, "409": _ERROR,
+                    "400": _ERROR, "401": _ERROR, "409": _ERROR, "503": _ERROR,
                 },
             },
         },
@@ -112,7 +112,7 @@ SPEC: dict[str, Any] = {
             "delete": {
                 "summary": "Revoke a key",
                 "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string", "pattern": NAME_PATTERN_TEXT}}],
-                "responses": {"204": {"description": "revoked"}, "401": _ERROR, "404": _ERROR},
+                "responses": {"204": {"description": "revoked"}, "401": _ERROR, "404": _ERROR, "503": _ERROR},
             }
         },
         "/admin/usage": {

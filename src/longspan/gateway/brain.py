@@ -5,7 +5,6 @@ the number of workers; workers send it events and get actions.
 import asyncio
 import random
 import ssl
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -197,17 +196,13 @@ class Brain:
     # ---- keys
 
     def add_key(self, rule: KeyRule) -> None:
-        """A new key of our own; the caller applies the configuration again."""
+        """A new key of our own, which is in the ledger already; the caller applies the configuration again."""
         self.own_keys = (*(key for key in self.own_keys if key.name != rule.name), rule)
-        if self.store is not None:
-            self.store.save_key(rule, time.time())
 
     def drop_key(self, name: str) -> bool:
-        """Revokes a key of our own; False if there is none of that name."""
+        """Takes a key of our own out of use; False if there is none of that name."""
         known = any(key.name == name for key in self.own_keys)
         self.own_keys = tuple(key for key in self.own_keys if key.name != name)
-        if known and self.store is not None:
-            self.store.revoke_key(name, time.time())
         return known
 
     # ---- the clock

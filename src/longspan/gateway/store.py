@@ -10,9 +10,10 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from longspan.errors import GatewayError
 from longspan.gateway.config import KeyRule
@@ -44,6 +45,14 @@ INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 21)})"  # no
 GROUPS = ("key", "model", "target", "outcome")
 
 
+class Job(NamedTuple):
+    """One statement for the writer; `done` is told how it went, where somebody waits for that."""
+
+    sql: str
+    values: tuple[Any, ...]
+    done: "Future[None] | None" = None
+
+
 class Store:
     """The writer. `close` writes what is left."""
 
@@ -61,28 +70,33 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             text = f"The ledger {path} cannot be opened: {error}."
             raise GatewayError(text, "Give the gateway a writable `ledger` path.") from error
-        self._queue: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._stop = threading.Event()
         self._thread.start()
 
     def add(self, row: Row) -> None:
         """Queues a ledger row."""
-        self._queue.put((INSERT, (row,)))
+        self._queue.put(Job(INSERT, (row,)))
 
-    def save_key(self, rule: KeyRule, at: float) -> None:
-        """Queues a key; only its hash is stored."""
+    def _queued(self, sql: str, values: tuple[Any, ...]) -> "Future[None]":
+        done: Future[None] = Future()
+        self._queue.put(Job(sql, values, done))
+        return done
+
+    def save_key(self, rule: KeyRule, at: float) -> "Future[None]":
+        """Queues a key; only its hash is stored. The result comes when it is on disk, or the error that kept it off."""
         text = json.dumps({name: getattr(rule, name) for name in KeyRule.__dataclass_fields__})
         sql = "insert or replace into keys (name, sha256, rule, created, revoked) values (?, ?, ?, ?, null)"
-        self._queue.put((sql, (rule.name, rule.sha256, text, at)))
+        return self._queued(sql, (rule.name, rule.sha256, text, at))
 
-    def revoke_key(self, name: str, at: float) -> None:
-        """Queues the end of a key."""
-        self._queue.put(("update keys set revoked = ? where name = ?", (at, name)))
+    def revoke_key(self, name: str, at: float) -> "Future[None]":
+        """Queues the end of a key; the result as for `save_key`."""
+        return self._queued("update keys set revoked = ? where name = ?", (at, name))
 
     def audit(self, at: float, actor: str, action: str, subject: str, detail: str = "") -> None:
         """Queues a line of the audit log."""
-        self._queue.put(("insert into audit values (?, ?, ?, ?, ?)", (at, actor, action, subject, detail)))
+        self._queue.put(Job("insert into audit values (?, ?, ?, ?, ?)", (at, actor, action, subject, detail)))
 
     def close(self) -> None:
         """Writes the rest and ends the thread."""
@@ -104,14 +118,7 @@ class Store:
                 if more is not None:
                     batch.append(more)
             written = time.monotonic()
-            try:
-                _run(db, batch)
-            except (
-                sqlite3.Error,
-                OverflowError,
-                ValueError,
-            ):  # the thread must outlive what cannot be written
-                self.lost += len(batch)  # a full disk must not stop the answers; /metrics shows the loss
+            self.lost += _run(db, batch)
             if (now := time.time()) > forget_at:
                 forget_at = now + FORGET_SECONDS
                 _forget(db, now)
@@ -120,13 +127,35 @@ class Store:
                 return
 
 
-def _run(db: sqlite3.Connection, batch: list[tuple[str, tuple[Any, ...]]]) -> None:
-    rows = [_columns(values[0]) for sql, values in batch if sql is INSERT]
-    with db:
-        db.executemany(INSERT, rows)
-        for sql, values in batch:
-            if sql is not INSERT:
-                db.execute(sql, values)
+def _run(db: sqlite3.Connection, batch: list[Job]) -> int:
+    """Writes the ledger's rows together and everything else by itself, so that one cannot take the others with it.
+
+    Returns:
+        How many could not be written: a full disk must not stop the answers, `/metrics` shows the loss.
+    """
+    rows = [job for job in batch if job.sql is INSERT]
+    lost = (
+        0
+        if _wrote(lambda: db.executemany(INSERT, [_columns(job.values[0]) for job in rows]), db) is None
+        else len(rows)
+    )
+    for job in batch:
+        if job.sql is not INSERT:
+            error = _wrote(lambda job=job: db.execute(job.sql, job.values), db)  # type: ignore[misc]
+            lost += error is not None
+            if job.done is not None:
+                job.done.set_exception(error) if error else job.done.set_result(None)
+    return lost
+
+
+def _wrote(write: Callable[[], object], db: sqlite3.Connection) -> Exception | None:
+    """One transaction; what went wrong, since the thread must outlive what cannot be written."""
+    try:
+        with db:
+            write()
+    except (sqlite3.Error, OverflowError, ValueError) as error:
+        return error
+    return None
 
 
 def _forget(db: sqlite3.Connection, now: float) -> None:
