@@ -183,3 +183,16 @@ def test_a_long_body_in_small_chunks_is_no_long_head() -> None:
     served, _, gone = serve([begin, *chunks, b"0\r\n\r\n"], HeadBook(), max_body_bytes=40_000)
     assert [len(body) for _, _, _, body in served] == [30_000]
     assert not gone
+
+
+def test_dribbling_holds_nothing_open() -> None:
+    """A request counts from its first byte, however slowly the rest comes: the server closes what is not whole in time."""
+    times = iter(range(1000))
+    client = Downstream(lambda _: None, 100, set(), lambda: float(next(times)), HeadBook())
+    before = client.touched
+    client.data_received(b"POST /v1/x HTTP/1.1\r\n")
+    first = client.touched
+    assert first > before
+    for letter in b"host: a-name-that-comes-letter-by-letter":
+        client.data_received(bytes([letter]))
+    assert client.touched == first

@@ -107,13 +107,16 @@ class Downstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came. While a request is served, what follows it waits."""
-        self.touched = self._now()
         if self.handler is not None or self._close:
             self._later += data
             if len(self._later) > MAX_PIPELINED_BYTES:
                 self.abort()
             return
         between = not self._begun and not self._ready and not self._serving
+        if between:
+            self.touched = (
+                self._now()
+            )  # a request counts from its first byte: dribbling it in holds nothing open
         if between and self._known is not None:
             body = self._known.body_of(data)
             if body is not None and len(body) <= self._max:
