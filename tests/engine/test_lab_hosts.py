@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.running import RUN, UP_TIMEOUT_SECONDS, Longspan, run_directories
+from engine.running import RUN, UP_TIMEOUT_SECONDS, Before, Longspan
 from lab.build import Lab
 from lab.hosts import HostSpec, LabHost
 from longspan.errors import ProofError
@@ -50,11 +50,10 @@ def ssh_user(lab: Lab, tmp_path: Path) -> Iterator[tuple[Longspan, Path]]:
         )
     )
     longspan = Longspan(tmp_path / "state", {"PATH": f"{lab.bin}:{os.environ['PATH']}"})
-    before = run_directories()
+    before = Before.now()
     yield longspan, cluster
     longspan.run("down")
-    assert longspan.processes() == []
-    assert run_directories() - before == set()
+    assert before.left_by(longspan) == []
     for host in lab.hosts:
         assert strangers(host) == []
 

@@ -399,13 +399,13 @@ class Controller:
         await asyncio.to_thread(starting.end_along, 3)
         for task in (clock, *self.tasks):
             task.cancel()
-        self.places.controller.unlink(missing_ok=True)
         self.places.gateway_config.unlink(missing_ok=True)
         self.places.engine_key.unlink(missing_ok=True)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
         with contextlib.suppress(OSError):
             self.history.close()
+        self.places.controller.unlink(missing_ok=True)  # last: while it is there, `down` waits for us
 
 
 def _number(request: web.Request, default: str) -> int:
