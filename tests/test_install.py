@@ -46,6 +46,8 @@ def install(checkout: Path, engine: str = "cpu") -> subprocess.Popen[str]:
     return subprocess.Popen(
         ["scripts/install", "up"], cwd=checkout, env=env, text=True, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        # A test run in the background ignores SIGINT, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
 
 
@@ -112,9 +114,13 @@ def test_down_and_status_install_nothing(checkout: Path) -> None:
     binary.parent.mkdir(parents=True)
     binary.write_text('#!/bin/sh\necho "longspan $*"\n')
     binary.chmod(0o755)
+    # The test run is a child of make itself, whose variables would make this one a sub-make, which says more.
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"
+    }
     for verb in ("down", "status"):
         done = subprocess.run(
-            ["make", verb, "ARGS=--name x"], cwd=checkout, capture_output=True, text=True, check=True
+            ["make", verb, "ARGS=--name x"], cwd=checkout, env=env, capture_output=True, text=True, check=True
         )
         assert done.stdout == f"longspan {verb} --name x\n"
         assert not (checkout / "venvs").exists()
