@@ -19,6 +19,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from longspan.launch.commands import CPU_BATCHED_TOKENS
 from longspan.launch.words import MARK_VARIABLE
 from longspan.model.demo import ensure_demo_model
 
@@ -98,6 +99,7 @@ def bare_once(folder: Path, model: Path) -> float:
         sys.executable, "-m", "longspan.launch.engine_main", "serve", str(model), "--served-model-name", "demo",
         "--host", "127.0.0.1", "--port", str(PORT), "--tensor-parallel-size", "1", "--pipeline-parallel-size", "2",
         "--distributed-executor-backend", "ray", "--compilation-config", '{"mode": 2, "backend": "eager"}',
+        "--max-num-batched-tokens", str(CPU_BATCHED_TOKENS),
     ]  # fmt: skip
     began = time.monotonic()
     started = []
