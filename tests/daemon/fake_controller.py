@@ -132,6 +132,11 @@ async def agent(
     try:
         yield child
     finally:
+        if child.returncode is None:  # killed, it would leave what it started
+            child.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    await child.wait()
         if child.returncode is None:
             child.kill()
         await child.wait()
