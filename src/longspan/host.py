@@ -133,6 +133,12 @@ class Host(Protocol):
         ...
 
 
+def _with(env: Mapping[str, str] | None, argv: Sequence[str]) -> list[str]:
+    """The command with these variables in its environment, where only words can be handed over."""
+    words = [f"{key}={value}" for key, value in (env or {}).items()]
+    return ["env", *words, *argv] if words else list(argv)
+
+
 def _run(
     name: str, argv: Sequence[str], timeout_seconds: float, env: Mapping[str, str] | None, stdin: str | None
 ) -> Completed:
@@ -182,8 +188,7 @@ class LocalHost:
 
     def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
         """The command line as it is run here."""
-        words = [f"{key}={value}" for key, value in (env or {}).items()]
-        return ["env", *words, *argv] if words else list(argv)
+        return _with(env, argv)
 
     def run(
         self,
@@ -217,8 +222,7 @@ class SshHost:
 
     def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
         """The ssh command line; every word is quoted, since the far side's shell splits it again."""
-        words = [f"{key}={value}" for key, value in (env or {}).items()]
-        remote = shlex.join(["env", *words, *argv] if words else list(argv))
+        remote = shlex.join(_with(env, argv))
         options = [part for option in self.options for part in ("-o", option)]
         return ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *options, "--", self.target, remote]
 
@@ -262,8 +266,7 @@ class SlurmHost:
 
     def argv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
         """The srun command line; no shell splits it again."""
-        words = [f"{key}={value}" for key, value in (env or {}).items()]
-        return [*self.step_words, *(["env", *words] if words else []), *argv]
+        return [*self.step_words, *_with(env, argv)]
 
     def run(
         self,

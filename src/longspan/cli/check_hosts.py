@@ -1,6 +1,5 @@
 """How a pre-flight gets to a node that is no plain host: through a Ray that runs, or into its container."""
 
-import json
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from longspan.deployment import NodeSpec
 from longspan.errors import HostError
 from longspan.host import Completed, Conversation, Host, LocalHost, SlurmHost, SshHost
 from longspan.launch import container
+from longspan.launch.commands import ray_task
 from longspan.launch.container import Job
 
 
@@ -36,9 +36,8 @@ class RayHost:
         Raises:
             HostError: also where the command itself failed.
         """
-        wanted = {"address": self.address, "argv": list(argv), "env": dict(env or {}), "stdin": stdin or ""}
-        program = [sys.executable, "-m", "longspan.launch.ray_join", "run", self.ray_address]
-        done = LocalHost(self.name).run(program, timeout_seconds=timeout_seconds, stdin=json.dumps(wanted))
+        task, wanted = ray_task(sys.executable, self.ray_address, self.address, argv, env or {}, stdin or "")
+        done = LocalHost(self.name).run(task, timeout_seconds=timeout_seconds, stdin=wanted)
         if done.returncode != 0:
             reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
             raise HostError(f"{self.name} is not reached through Ray: {reason[0]}")

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -178,9 +178,11 @@ class Controller:
                     link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
                     link.wake.set()
                 case Ask():
-                    self._spawn(self._ask(action))
+                    work = asking.ask(action, self.machine, self.api_key, self.engine_key)
+                    self._spawn(self._answer(action.call, work))
                 case Sweep(node):
-                    self._spawn(self._sweep(node))
+                    work = starting.sweep(self._node(node), node, self.mark, self.paths.run_dir, self.spec)
+                    self._spawn(self._answer(f"swept:{node}", work))
                 case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
@@ -229,22 +231,14 @@ class Controller:
         except Exception as error:  # noqa: BLE001 - whatever it was, this node has no agent
             await self.feed(StartFailed(name, str(error)))
 
-    async def _sweep(self, name: str) -> None:
-        node = self._node(name)
+    async def _answer(self, call: str, work: Awaitable[Any]) -> None:
+        """What the controller does itself is answered like what an agent does."""
         try:
-            value = await starting.sweep(node, name, self.mark, self.paths.run_dir, self.spec)
+            value = await work
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
-            await self.feed(Answered(f"swept:{name}", error=f"{type(error).__name__}: {error}"))
+            await self.feed(Answered(call, error=f"{type(error).__name__}: {error}"))
             return
-        await self.feed(Answered(f"swept:{name}", value))
-
-    async def _ask(self, ask: Ask) -> None:
-        try:
-            value = await asking.ask(ask, self.machine, self.api_key, self.engine_key)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
-            await self.feed(Answered(ask.call, error=f"{type(error).__name__}: {error}"))
-            return
-        await self.feed(Answered(ask.call, value))
+        await self.feed(Answered(call, value))
 
     async def _clock(self) -> None:
         last = time.monotonic()

@@ -24,6 +24,7 @@ from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.errors import HostError
 from longspan.host import SlurmHost, SshHost
 from longspan.launch import container
+from longspan.launch.commands import ray_task
 from longspan.launch.container import Job
 from longspan.launch.words import AGENT_VARIABLE
 
@@ -160,12 +161,9 @@ async def _on_node(
         return await _run(name, [sys.executable, "-m", module], env, stdin, 30)
     program = [node.python, "-m", module]
     if node.ssh is not None:
-        marks = [f"{key}={value}" for key, value in env.items()]
-        argv = SshHost(node.name, node.ssh).argv([*(["env", *marks] if marks else []), *program])
-        return await _run(name, argv, {}, stdin, 60)
-    wanted = json.dumps({"address": node.address, "argv": program, "env": env, "stdin": stdin})
-    argv = [sys.executable, "-m", "longspan.launch.ray_join", "run", str(ray_address)]
-    return await _run(name, argv, {}, wanted, 90)
+        return await _run(name, SshHost(node.name, node.ssh).argv(program, env), {}, stdin, 60)
+    task, wanted = ray_task(sys.executable, str(ray_address), node.address, program, env, stdin)
+    return await _run(name, task, {}, wanted, 90)
 
 
 async def _start_along(node: NodeSpec, config: dict[str, Any], spec: DeploymentSpec, said: Path) -> None:

@@ -149,6 +149,21 @@ def ray_start(
     return Process("ray", argv, env)
 
 
+def ray_task(
+    python: str, ray_address: str, node_address: str, argv: Sequence[str], env: Mapping[str, str], stdin: str
+) -> tuple[list[str], str]:
+    """A command run by a task on one node of a Ray that we joined.
+
+    Args:
+        python: this machine's, which must belong to that Ray.
+
+    Returns:
+        the command line to run here, and its standard input.
+    """
+    wanted = {"address": node_address, "argv": list(argv), "env": dict(env), "stdin": stdin}
+    return [python, "-m", "longspan.launch.ray_join", "run", ray_address], json.dumps(wanted)
+
+
 def engine_arguments(spec: DeploymentSpec, *, host: str, port: int) -> list[str]:
     """vLLM's command line after `vllm`, the same for both executors."""
     arguments = [

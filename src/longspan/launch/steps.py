@@ -152,9 +152,7 @@ class Steps:
             Suspected: self._suspected,
             Tick: self._tick,
         }
-        if not isinstance(event, Tick | AgentSilent) and not (
-            isinstance(event, Lines) and not self._something_new(event)
-        ):
+        if self.phase in QUIET_SECONDS and self._is_sign_of_life(event):
             self.last_sign = self.now
         return handlers[type(event)](event)
 
@@ -403,6 +401,15 @@ class Steps:
             if self.phase in {"stopping", "gone"}:
                 break  # what stands behind the line that failed must not start anything
         return actions
+
+    def _is_sign_of_life(self, event: Event) -> bool:
+        match event:
+            case Tick() | AgentSilent():
+                return False
+            case Lines():
+                return self._something_new(event)
+            case _:
+                return True
 
     def _something_new(self, event: Lines) -> bool:
         """Whether a log says anything that it has not said before. What waits for ever also writes: vLLM once a minute
