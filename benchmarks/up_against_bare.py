@@ -108,6 +108,8 @@ def bare_once(folder: Path, model: Path) -> float:
             clean = {key: value for key, value in env.items() if key != "RAY_ADDRESS"}
             started.append(subprocess.Popen(argv, env=clean, stdout=out, stderr=out, start_new_session=True))
         while "Ray runtime started" not in log.read_text():
+            if started[-1].poll() is not None:
+                sys.exit(f"ray start ended: {log.read_text()[-2000:]}")
             time.sleep(0.05)
     with (folder / "engine.log").open("w") as out:
         started.append(subprocess.Popen(engine, env=env, stdout=out, stderr=out, start_new_session=True))
