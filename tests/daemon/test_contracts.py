@@ -22,7 +22,7 @@ def configuration(home: Path, listen: str, *, url: str = "http://127.0.0.1:9") -
     path = home / "gateway.toml"
     path.write_text(
         gateway_config.render(
-            listen=listen, key_sha256="0" * 64, model='a "quoted"\nname', url=url, upstream_key_file=str(home / "engine-key"),
+            listen=listen, key_sha256="0" * 64, model='a "quoted" name', url=url, upstream_key_file=str(home / "engine-key"),
             state="out", reason="the engine is starting",
         )
     )  # fmt: skip

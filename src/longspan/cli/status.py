@@ -10,6 +10,9 @@ from longspan.cli import control
 from longspan.daemon.places import Places
 from longspan.errors import ControlPlaneError, NoDeploymentError
 
+# How long a controller that has closed its door may take to end.
+ENDING_SECONDS = 10
+
 
 @click.command("status")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
@@ -24,19 +27,19 @@ def command(name: str, launches: bool, as_json: bool) -> int:
         return _launches(places, as_json)
     record = places.running()
     if record is None:
-        last = ""
         if places.record():
             raise ControlPlaneError(
                 f"The controller of {name!r} died. Its agents end what they started within half a minute.",
                 "`longspan down` ends it on this machine at once.",
             )
-        if places.last_status.exists():
-            failure = json.loads(places.last_status.read_text())["failure"]
-            last = f" The last one failed: {failure['what']}" if failure else ""
-        raise NoDeploymentError(
-            f"No deployment called {name!r} runs on this machine.{last}", "`longspan up` starts one."
-        )
-    status = control.request(record, "/v1/status")
+        raise _nothing_runs(places, name)
+    try:
+        status = control.request(record, "/v1/status")
+    except ControlPlaneError as error:
+        # It has said its last word and is about to end: its record goes last.
+        if places.last_status.exists() and control.wait_until_gone(record, ENDING_SECONDS):
+            raise _nothing_runs(places, name) from error
+        raise
     if as_json:
         click.echo(json.dumps(status))
         return 0
@@ -59,6 +62,17 @@ def command(name: str, launches: bool, as_json: bool) -> int:
     out.print(f"  key       in {status['api_key_file']}")
     out.print(f"  logs      {status['logs']}")
     return 0
+
+
+def _nothing_runs(places: Places, name: str) -> NoDeploymentError:
+    """With the last one's failure, where it failed."""
+    last = ""
+    if places.last_status.exists():
+        failure = json.loads(places.last_status.read_text())["failure"]
+        last = f" The last one failed: {failure['what']}" if failure else ""
+    return NoDeploymentError(
+        f"No deployment called {name!r} runs on this machine.{last}", "`longspan up` starts one."
+    )
 
 
 def _launches(places: Places, as_json: bool) -> int:
