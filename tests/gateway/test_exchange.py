@@ -1,14 +1,18 @@
 """One request with everything around it replaced: what happens where a part of it fails."""
 
+import asyncio
+import ssl
+from dataclasses import replace
 from typing import Any
 
 from gateway.helpers import config
 from gateway.test_answers import Resting, Wire
 from longspan.gateway import front
+from longspan.gateway.config import Replica
 from longspan.gateway.heads import Head
 from longspan.gateway.outgoing import Outgoing
 from longspan.gateway.proxy import MAX_BUFFERED_BYTES, Exchange
-from longspan.gateway.upstream import Upstream
+from longspan.gateway.upstream import Pool, Upstream, renew_pools
 
 
 class Everything:
@@ -124,3 +128,22 @@ def test_a_request_that_waited_through_a_reload_gets_the_new_key() -> None:
         exchange.upstream_ready(connection)
         assert b"new-secret" in wire.data
         assert b"old-secret" not in wire.data
+
+
+def test_a_pool_follows_the_configuration_and_keeps_its_connections() -> None:
+    """The same address keeps its pool, which takes new settings; another address gets another pool."""
+
+    async def follow() -> None:
+        pools: dict[str, Pool] = {}
+        context = ssl.create_default_context()
+        plain, secure = Replica("a", "http://127.0.0.1:1", "m"), Replica("b", "https://127.0.0.1:2", "m")
+        renew_pools(pools, [plain, secure], 5.0, context)
+        before = dict(pools)
+        newer = ssl.create_default_context()
+        renew_pools(pools, [plain, secure], 1.0, newer)
+        assert pools == before
+        assert [(pool.connect_seconds, pool.tls) for pool in pools.values()] == [(1.0, None), (1.0, newer)]
+        renew_pools(pools, [replace(plain, url="http://127.0.0.1:3"), secure], 1.0, newer)
+        assert (pools["a"].port, pools["b"]) == (3, before["b"])
+
+    asyncio.run(follow())

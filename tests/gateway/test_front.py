@@ -1,5 +1,7 @@
 """What is asked of a head before anything is passed on."""
 
+import re
+
 import pytest
 
 from gateway.helpers import config
@@ -31,19 +33,32 @@ def test_no_spelling_of_a_forbidden_path_is_passed_on(target: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("more", "why"),
     [
-        "[overflow]\nthreshold_seconds = nan\n", "[queue]\nmax_waiting = -1\n", "[timeouts]\nidle_seconds = inf\n",
-        '[[models]]\nname = "demo"\n', '[[models]]\nname = "a\\r\\nx: y"\n',
-        '[admin]\nlisten = "127.0.0.1:0"\nsha256 = "abc"\n',
-        f'[[keys]]\nname = "a"\nsha256 = "{"a" * 64}"\n[[keys]]\nname = "a"\nsha256 = "{"b" * 64}"\n',
-        '[[providers]]\nname = "p"\nurl = "http://a"\nmodels = { m = "x" }\nprompt_usd_per_million_tokens = -1\n',
+        ("[overflow]\nthreshold_seconds = nan\n", "overflow.threshold_seconds is nan"),
+        ("[queue]\nmax_waiting = -1\n", "queue.max_waiting is -1"),
+        ("[timeouts]\nidle_seconds = inf\n", "timeouts.idle_seconds is inf"),
+        ('[[models]]\nname = "demo"\n', "Two names of models are called 'demo'"),
+        ('[[models]]\nname = "a\\r\\nx: y"\n', "is no name"),
+        ('[admin]\nlisten = "127.0.0.1:0"\nsha256 = "abc"\n', "admin.sha256"),
+        (
+            f'[[keys]]\nname = "a"\nsha256 = "{"a" * 64}"\n[[keys]]\nname = "a"\nsha256 = "{"b" * 64}"\n',
+            "Two keys are called 'a'",
+        ),
+        (
+            '[[providers]]\nname = "p"\nurl = "http://a"\nmodels = { m = "x" }\nprompt_usd_per_million_tokens = -1\n',
+            "prompt_usd_per_million_tokens is -1",
+        ),
+        (
+            '[[replicas]]\nname = "x"\nurl = "http://a"\nmodel = "m"\nweight = -0.5\n',
+            "weight is -0.5",
+        ),
     ],
-)  # fmt: skip
-def test_a_configuration_that_cannot_be_meant_is_refused(more: str) -> None:
+)
+def test_a_configuration_that_cannot_be_meant_is_refused(more: str, why: str) -> None:
     """NaN never overflows, a negative price refunds, a line break in a name splits headers, two keys of one name
-    share limits."""
-    with pytest.raises(GatewayConfigError):
+    share limits; the mistake is named."""
+    with pytest.raises(GatewayConfigError, match=re.escape(why)):
         config(more=more)
 
 

@@ -75,6 +75,15 @@ def test_tokens_given_back_leave_no_credit(steps: list[tuple[int, int, int]]) ->
     assert limits.tokens.total >= 0
 
 
+def test_what_left_the_window_is_not_given_back_from_what_came_since() -> None:
+    """A minute later the same cell of the ring holds somebody else's tokens."""
+    limits = KeyLimits(KeyRule("k", "", tokens_per_minute=1000))
+    assert limits.take(100, 1000.0) is None
+    assert limits.take(50, 1060.0) is None
+    limits.give_back(100, 10, 1000.0, 1060.5)
+    assert limits.tokens.total == 50
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 50)), max_size=60))
 def test_window_sums_the_last_minute(steps: list[tuple[int, int]]) -> None:
     """The ring agrees with a list of everything that was added."""

@@ -1,5 +1,6 @@
 """The dispatcher: each rule by example, and its invariants under any order of events."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -273,16 +274,31 @@ def test_a_cut_stream_goes_to_a_sibling_at_once_or_ends() -> None:
         work.dispatcher.content(number, work.now)
         seen.append(target(work.dispatcher.broken(number, "cut", work.now)))
         work.check()
+        assert not work.dispatcher.slow(number, work.now), (
+            "the client has its beginning: nobody else may begin anew"
+        )
+        work.now += 6.0
+        assert work.dispatcher.tick(work.now) == [], "no provider goes on with what a replica began"
     assert len(set(seen)) == 3
-    assert not work.dispatcher.slow(number, work.now), (
-        "the client has its beginning: nobody else may begin anew"
-    )
     assert work.dispatcher.broken(number, "cut", work.now) == [GiveUp(number)]
     work.dispatcher.finish(number, ok=False, now=work.now)
     work.check()
     alone = Clockwork(config(1, provider=PRICED))
     number, _ = alone.ask()
     assert alone.dispatcher.broken(number, "cut", alone.now) == [GiveUp(number)]
+
+
+@pytest.mark.parametrize(("cause", "failures"), [("cut", 1), ("refused", 0)])
+def test_who_refuses_to_go_on_is_not_blamed(cause: str, failures: int) -> None:
+    """An engine that cannot continue an answer is well; one that cut it is not."""
+    work = Clockwork(config(3))
+    number, actions = work.ask()
+    work.dispatcher.content(number, work.now)
+    second = target(work.dispatcher.broken(number, "cut", work.now))
+    work.dispatcher.broken(number, cause, work.now)
+    standings = work.dispatcher.fleet.standings
+    assert standings[target(actions)].failures == 1
+    assert standings[second].failures == failures
 
 
 def test_whole_answers_are_progress() -> None:

@@ -68,8 +68,7 @@ def why(request_id: str, config: Path, as_json: bool) -> None:
             f"No request {request_id!r} in the ledger.", "The id is in the answer's x-request-id header."
         )
     if as_json:
-        _print({**row.entry._asdict(), "held_seconds": row.held_seconds, "predicted_seconds": row.predicted_seconds,
-                "avoided_usd": row.avoided_usd, "attempts": [attempt._asdict() for attempt in row.attempts]})  # fmt: skip
+        _print(row.document())
     else:
         click.echo("\n".join(explain(row)))
 

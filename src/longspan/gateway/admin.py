@@ -20,7 +20,7 @@ from longspan.errors import LongspanError
 from longspan.gateway import store
 from longspan.gateway.adminspec import KEY_FIELDS, SPEC, bad_field
 from longspan.gateway.config import Admin, KeyRule, split_address
-from longspan.gateway.ledger import Row, explain, outside_price, replay
+from longspan.gateway.ledger import explain, outside_price, replay
 from longspan.gateway.listener import open_listener
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class AdminApi:
         row = await asyncio.to_thread(store.find_request, self._ledger(), request.match_info["id"])
         if row is None:
             return problem(404, "No such request in the ledger; rows are written a moment late.")
-        return web.json_response({"request": _plain(row), "story": explain(row)})
+        return web.json_response({"request": row.document(), "story": explain(row)})
 
     async def replay(self, request: web.Request) -> web.Response:
         """What another overflow threshold would have meant."""
@@ -215,7 +215,7 @@ class AdminApi:
             return problem(400, "format is jsonl or csv.")
         rows = await asyncio.to_thread(lambda: list(store.read_rows(self._ledger(), since, until)))
         if kind == "jsonl":
-            text = "".join(json.dumps(_plain(row)) + "\n" for row in rows)
+            text = "".join(json.dumps(row.document()) + "\n" for row in rows)
             return web.Response(text=text, content_type="application/jsonl")
         out = io.StringIO()
         writer = csv.writer(out)
@@ -234,15 +234,6 @@ class AdminApi:
         if own is None:
             raise web.HTTPConflict(reason="The configuration names no ledger.")
         return own.path
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    rest = {
-        "held_seconds": row.held_seconds,
-        "predicted_seconds": row.predicted_seconds,
-        "avoided_usd": row.avoided_usd,
-    }
-    return {**row.entry._asdict(), **rest, "attempts": [attempt._asdict() for attempt in row.attempts]}
 
 
 async def _kept(stored: "Future[None]") -> str:

@@ -18,7 +18,7 @@ from longspan.gateway.routing import Dispatcher
 from longspan.gateway.store import Store, load_keys
 from longspan.gateway.ticket import Action, Ask, Ticket
 from longspan.gateway.tracing import Tracer
-from longspan.gateway.upstream import Pool
+from longspan.gateway.upstream import Pool, renew_pools
 from longspan.gateway.watch import Watch
 from longspan.gateway.wire import Header
 
@@ -76,12 +76,7 @@ class Brain:
 
     def open_pools(self, config: GatewayConfig, tls: ssl.SSLContext | None) -> None:
         """Own pools for the watch, where workers hold those of the requests."""
-        for replica in config.replicas:
-            old = self.pools.get(replica.name)
-            if old is None or old.url != replica.url:
-                self.pools[replica.name] = Pool(replica.url, config.timeouts.connect_seconds, tls)
-            else:
-                old.tls = tls if old.tls is not None else None
+        renew_pools(self.pools, config.replicas, config.timeouts.connect_seconds, tls)
 
     def own_headers(self, name: str) -> list[Header]:
         """Headers of the gateway's own requests to an upstream."""

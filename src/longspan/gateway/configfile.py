@@ -124,8 +124,6 @@ def _check_upstreams(config: GatewayConfig) -> None:
             raise GatewayConfigError(f"{where} serves {replica.model!r}, which no [[models]] entry names.")
         if replica.state not in REPLICA_STATES:
             raise GatewayConfigError(f"{where} has state {replica.state!r}.", f"One of {REPLICA_STATES}.")
-        if replica.weight < 0 or replica.usd_per_hour < 0:
-            raise GatewayConfigError(f"{where} has a negative weight or price.")
         _check_url(replica.url, where)
     for provider in config.providers:
         _check_url(provider.url, f"provider {provider.name!r}")

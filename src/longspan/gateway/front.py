@@ -52,7 +52,6 @@ class Meaning:
     dialect: Dialect
     key: KeyRule = ANYONE
     answer: Answer | None = None
-    models: bool = False
     local_only: bool = False
     priority: str = "normal"
     session: bytes | None = None

@@ -5,7 +5,10 @@ Pure. `store.py` keeps the rows.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+# Outcomes that are no failure of the gateway or an upstream.
+NO_FAILURE = ("ok", "client_error", "client_gone")
 
 
 class Entry(NamedTuple):
@@ -60,6 +63,15 @@ class Row(NamedTuple):
     predicted_seconds: float
     attempts: tuple[Try, ...] = ()
     avoided_usd: float = 0.0
+
+    def document(self) -> dict[str, Any]:
+        """All of it by name, for JSON."""
+        known = {
+            "held_seconds": self.held_seconds,
+            "predicted_seconds": self.predicted_seconds,
+            "avoided_usd": self.avoided_usd,
+        }
+        return {**self.entry._asdict(), **known, "attempts": [attempt._asdict() for attempt in self.attempts]}
 
 
 @dataclass(frozen=True, slots=True)

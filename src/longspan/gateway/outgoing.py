@@ -13,7 +13,7 @@ from longspan.gateway.outside import ALLOWED_HEADERS, ASSUMED_COMPLETION_TOKENS,
 from longspan.gateway.request import Body, rewrite
 from longspan.gateway.sse import Usage
 from longspan.gateway.ticket import Ask
-from longspan.gateway.wire import BODILESS, NOT_TO_ENGINE, Header, connection_tokens, find, request_lead
+from longspan.gateway.wire import NOT_TO_ENGINE, Header, connection_tokens, find, request_end, request_lead
 
 
 class Outgoing:
@@ -54,9 +54,7 @@ class Outgoing:
             begun = trace.parse(traced)
             if begun is not None:
                 lead += b"\r\ntraceparent: " + trace.header(begun)
-        if body_bytes or head.method not in BODILESS:
-            lead += b"\r\ncontent-length: %d" % body_bytes
-        return lead + b"\r\n\r\n"
+        return lead + request_end(head.method, body_bytes)
 
     def _headers(self, target: str, given: list[Header], outside: bool, dialect: Dialect) -> list[Header]:
         """An outside provider gets a short list and never the client's key."""

@@ -122,15 +122,10 @@ class Dispatcher:
         if ticket is None or ticket.where is None:
             return []
         name = ticket.where
-        ticket.attempts[-1].cause = cause
         standing = self.fleet.standings.get(name)
         if standing is not None:
             standing.failed_with(cause)
-        if cause in BLAMELESS:
-            self._placement.abandon(name)
-        else:
-            self._placement.verdict(name, False, now)
-        self._placement.take_off(ticket, now, served=False)
+        self._end_attempt(ticket, name, cause, now)
         ticket.tried.add(name)
         return self._placement.again(ticket, name, cause, now) + self._placement.grant(now, ticket.ask.model)
 
@@ -165,12 +160,7 @@ class Dispatcher:
         if sibling is None:
             return [GiveUp(request)]
         self._placement.retry_tokens -= 1
-        ticket.attempts[-1].cause = cause
-        if cause in BLAMELESS:
-            self._placement.abandon(name)
-        else:
-            self._placement.verdict(name, False, now)
-        self._placement.take_off(ticket, now, served=False)
+        self._end_attempt(ticket, name, cause, now)
         ticket.tried, ticket.continued = tried, True
         return [
             self._placement.send(ticket, sibling, usable, now),
@@ -245,6 +235,15 @@ class Dispatcher:
         return actions
 
     # ---- inside
+
+    def _end_attempt(self, ticket: Ticket, name: str, cause: str, now: float) -> None:
+        """The live attempt failed at this upstream: blames it where it is to blame, and frees the place."""
+        ticket.attempts[-1].cause = cause
+        if cause in BLAMELESS:
+            self._placement.abandon(name)
+        else:
+            self._placement.verdict(name, False, now)
+        self._placement.take_off(ticket, now, served=False)
 
     def _move_pending(self, standing: Standing, now: float) -> list[Action]:
         """A replica is convicted: its requests without content go elsewhere, if there is an elsewhere."""

@@ -20,7 +20,7 @@ from longspan.gateway.outgoing import Outgoing
 from longspan.gateway.proxy import JSON_HEADER, Exchange
 from longspan.gateway.sse import Usage
 from longspan.gateway.ticket import Action, Ask
-from longspan.gateway.upstream import Pool
+from longspan.gateway.upstream import Pool, renew_pools
 
 SWEEP_SECONDS = 0.1
 # A client connection without a request, or that is slow to send one, is closed after this long.
@@ -85,15 +85,7 @@ class Gateway:
         self, config: GatewayConfig, secrets: Mapping[str, bytes], tls: ssl.SSLContext | None
     ) -> None:
         """Takes a configuration that was judged good; pools whose upstream stayed keep their connections."""
-        for upstream in upstreams(config):
-            pool = Pool(upstream.url, config.timeouts.connect_seconds, tls)
-            old = self.pools.get(upstream.name)
-            if old is not None and old.url == pool.url:
-                old.connect_seconds, old.tls = pool.connect_seconds, pool.tls
-                continue
-            if old is not None:
-                old.close()
-            self.pools[upstream.name] = pool
+        renew_pools(self.pools, upstreams(config), config.timeouts.connect_seconds, tls)
         self.config = config
         self._hashes = {key.sha256: key for key in config.keys}
         self.outgoing = Outgoing(config, secrets, keyed=bool(self._hashes))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from longspan.errors import GatewayError
 from longspan.gateway.config import KeyRule
-from longspan.gateway.ledger import Balance, Entry, Row, Sum, Try
+from longspan.gateway.ledger import NO_FAILURE, Balance, Entry, Row, Sum, Try
 
 BATCH_SECONDS = 0.1
 # Older rows are deleted, so that the file does not grow for ever; once an hour, a slice at a time.
@@ -225,7 +225,7 @@ def sums(path: Path, by: str, since: float, until: float) -> list[Sum]:
     db = _reader(path)
     try:
         sql = (
-            f"select {by}, count(*), sum(outcome not in ('ok', 'client_error', 'client_gone')), "  # noqa: S608
+            f"select {by}, count(*), sum(outcome not in {NO_FAILURE}), "  # noqa: S608
             "sum(prompt_tokens), sum(completion_tokens), sum(usd), sum(avoided_usd) from requests "
             f"where started >= ? and started < ? group by {by} order by {by}"
         )

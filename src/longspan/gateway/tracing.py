@@ -10,7 +10,7 @@ from typing import Any
 
 from longspan.errors import GatewayConfigError
 from longspan.gateway.config import Tracing
-from longspan.gateway.ledger import Row
+from longspan.gateway.ledger import NO_FAILURE, Row
 from longspan.gateway.trace import parse
 
 BATCH_SECONDS = 1.0
@@ -99,7 +99,7 @@ class Tracer:
             )  # fmt: skip
 
         end = entry.started + entry.seconds
-        failed = "" if entry.outcome in ("ok", "client_error", "client_gone") else entry.outcome
+        failed = "" if entry.outcome in NO_FAILURE else entry.outcome
         attributes: dict[str, Any] = {
             "http__response__status_code": entry.status, "gen_ai__request__model": entry.model,
             "gen_ai__usage__input_tokens": entry.prompt_tokens, "gen_ai__usage__output_tokens": entry.completion_tokens,

@@ -9,12 +9,13 @@ import contextlib
 import ssl
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import httptools
 
 from longspan.gateway.answers import AnswerBook
+from longspan.gateway.config import Provider, Replica
 from longspan.gateway.wire import Header, split_url
 
 IDLE_SECONDS = 4.0
@@ -227,16 +228,20 @@ class Pool:
 
     def __init__(self, url: str, connect_seconds: float, tls: ssl.SSLContext | None) -> None:
         self.url = url
-        scheme, self.host, self.port, path = split_url(url)
+        self._scheme, self.host, self.port, path = split_url(url)
         self.host_header = url.split("://", 1)[1].split("/", 1)[0].encode()
         self.base_path = path.removesuffix("/v1").encode()
-        self.tls = tls if scheme == "https" else None
-        self.connect_seconds = connect_seconds
+        self.configure(connect_seconds, tls)
         self.trouble = ""  # why TLS failed the last time, for people
         self.open: set[Upstream] = set()
         self._idle: deque[Upstream] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+
+    def configure(self, connect_seconds: float, tls: ssl.SSLContext | None) -> None:
+        """Takes what holds for connections to come."""
+        self.connect_seconds = connect_seconds
+        self.tls = tls if self._scheme == "https" else None
 
     def acquire(self, receiver: Receiver, fresh: bool = False) -> Callable[[], None]:
         """Gives the receiver a connection, at once or later. Returns a callable that cancels the wait."""
@@ -297,6 +302,23 @@ class Pool:
         """Closes idle connections; busy ones end with their requests."""
         while self._idle:
             self._idle.popleft().abort()
+
+
+def renew_pools(
+    pools: dict[str, Pool],
+    upstreams: Iterable[Replica | Provider],
+    connect_seconds: float,
+    tls: ssl.SSLContext | None,
+) -> None:
+    """Gives every upstream its pool by its name; one whose address stayed keeps its connections."""
+    for upstream in upstreams:
+        old = pools.get(upstream.name)
+        if old is not None and old.url == upstream.url:
+            old.configure(connect_seconds, tls)
+            continue
+        if old is not None:
+            old.close()
+        pools[upstream.name] = Pool(upstream.url, connect_seconds, tls)
 
 
 def _tls_trouble(error: Exception) -> str:

@@ -17,7 +17,7 @@ NOT_TO_ENGINE = HOP_BY_HOP | {
 NOT_TO_CLIENT = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-served-by"}
 
 # Without a body these name no length.
-BODILESS = (b"GET", b"HEAD", b"DELETE")
+_BODILESS = (b"GET", b"HEAD", b"DELETE")
 
 REASONS = {
     200: b"OK", 201: b"Created", 202: b"Accepted", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized",
@@ -43,12 +43,17 @@ def request_lead(method: bytes, target: bytes, host: bytes, headers: Sequence[He
     return b"\r\n".join(lines)
 
 
+def request_end(method: bytes, body_bytes: int) -> bytes:
+    """The last lines of such a head, without the line end before them."""
+    length = b"\r\ncontent-length: %d" % body_bytes if body_bytes or method not in _BODILESS else b""
+    return length + b"\r\n\r\n"
+
+
 def request_head(
     method: bytes, target: bytes, host: bytes, headers: Sequence[Header], body_bytes: int
 ) -> bytes:
     """The whole head of a request to an upstream."""
-    length = b"" if not body_bytes and method in BODILESS else b"\r\ncontent-length: %d" % body_bytes
-    return request_lead(method, target, host, headers) + length + b"\r\n\r\n"
+    return request_lead(method, target, host, headers) + request_end(method, body_bytes)
 
 
 def response_head(status: int, headers: Sequence[Header], framing: bytes, close: bool) -> bytes:
