@@ -51,6 +51,8 @@ MOST_GPUS = 16_384
 # What a node's table may hold: the planner's part, and what only the launcher reads (`cluster/hosts.py`).
 _PLANNED = {"name", "address", "gpus", "link", "network", "gpu_memory_gib"}
 _LAUNCHED = {"ssh", "python", "env", "container"}
+# What counts for a node where the file names no network.
+ASSUMED_NETWORK = {"kind": "ethernet", "rate_gbit_per_second": 10}
 # What `longspan check --write-links` adds to a node's network.
 _MEASURED = {"measured_gbit_per_second", "measured_latency_us", "measured_with"}
 
@@ -182,7 +184,7 @@ def parse_cluster(text: str) -> Cluster:
         gpus = _gpus(table["gpus"], types, where, memory) if table.get("gpus") else ()
         network = table.get("network", document.get("network"))
         if network is None:
-            network = {"kind": "ethernet", "rate_gbit_per_second": 10}
+            network = ASSUMED_NETWORK
         for name in _expand(table["name"]):
             address = str(table.get("address", name)).replace("{name}", name)
             _refuse_shell(where, name, address)
