@@ -180,6 +180,12 @@ def test_a_replica_of_a_plan() -> None:
     found = of_replica("d", "m", Replica("r0", Layout(tp=4, pp=2, partition=(3, 5)), places), ["--x"])
     assert (found.tp, found.pp, found.gpus, found.groups) == (4, 2, (4, 4), ((2, 4),))
     assert found.environment == (("VLLM_PP_LAYER_PARTITION", "3,5"),)
+    # The planner writes the stages' layers into the environment too; a script should not export them twice.
+    planned = Replica(
+        "r0", Layout(tp=4, pp=2, partition=(3, 5)), places,
+        environment=(("VLLM_PP_LAYER_PARTITION", "3,5"), ("A", "1")),
+    )  # fmt: skip
+    assert of_replica("d", "m", planned, []).environment == (("VLLM_PP_LAYER_PARTITION", "3,5"), ("A", "1"))
     front = next(one for one in containers(ray_cluster(found, SPARE)) if one["name"] == "longspan")
     assert {"name": "VLLM_PP_LAYER_PARTITION", "value": "3,5"} in front["env"]
     assert front["command"][-2:] == ["--", "--x"]
