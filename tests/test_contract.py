@@ -77,6 +77,7 @@ IO_MODULES = {
     "gateway.workers",
     "preflight.collective",
     "preflight.gather",
+    "preflight.gather_file",
     "preflight.gather_gpu",
     "preflight.gather_model",
     "preflight.gather_net",

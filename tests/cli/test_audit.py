@@ -1,6 +1,9 @@
 """`longspan audit` as a user calls it, over a deployment whose controller and engine a test plays."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,7 +56,7 @@ def deployment(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Model\n")
     places = Places.of("default")
-    node = NodeSpec("node-1", "127.0.0.2", 2)
+    node = NodeSpec("node-1", "127.0.0.2", 2, python=sys.executable)
     spec = DeploymentSpec(
         "default", "id", str(tmp_path / "model"), "m", 2, 1, "ray", "cpu", (node,), f"127.0.0.1:{server}"
     )
@@ -96,6 +99,44 @@ def test_an_error_fails_it(longspan: Callable[..., Any], deployment: Places) -> 
     (keys,) = [row for row in said.document["rules"] if row["rule"] == "keys"]
     assert "0644" in keys["findings"][0]["evidence"][0]["text"]
     assert longspan("audit").code == AuditError.exit_code
+
+
+OPEN = """
+from http.server import HTTPServer, BaseHTTPRequestHandler
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+server = HTTPServer(("0.0.0.0", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def test_what_a_node_shows_is_judged(longspan: Callable[..., Any], deployment: Places) -> None:
+    """A process of the deployment that answers anyone, with a token in its environment, fails two rules by its own facts."""
+    secret = "hf_" + "a" * 30
+    env = {**os.environ, "LONGSPAN_MARK": "nobody's", "HF_TOKEN": secret}
+    child = subprocess.Popen(
+        [sys.executable, "-c", OPEN], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        said = longspan("audit", "--json")
+    finally:
+        child.kill()
+        child.communicate()
+    assert said.code == AuditError.exit_code
+    rows = {row["rule"]: row for row in said.document["rules"]}
+    (reached,) = rows["open-ports"]["findings"]
+    assert (reached["subject"], reached["evidence"][0]["text"]) == (
+        "node-1", f"0.0.0.0:{port} answered 200 without a key",
+    )  # fmt: skip
+    (told,) = rows["secrets"]["findings"]
+    assert "environment (HF_TOKEN)" in told["summary"]
+    assert rows["dashboard"]["state"] == "passed"
+    assert secret not in said.out
 
 
 def test_networks_come_from_the_file_only(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The Kubernetes documents: valid by the published schemas, and right where a schema cannot tell."""
 
 import functools
+import socket
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -180,9 +183,44 @@ def test_a_replica_of_a_plan() -> None:
     found = of_replica("d", "m", Replica("r0", Layout(tp=4, pp=2, partition=(3, 5)), places), ["--x"])
     assert (found.tp, found.pp, found.gpus, found.groups) == (4, 2, (4, 4), ((2, 4),))
     assert found.environment == (("VLLM_PP_LAYER_PARTITION", "3,5"),)
+    # The planner writes the stages' layers into the environment too; a script should not export them twice.
+    planned = Replica(
+        "r0", Layout(tp=4, pp=2, partition=(3, 5)), places,
+        environment=(("VLLM_PP_LAYER_PARTITION", "3,5"), ("A", "1")),
+    )  # fmt: skip
+    assert of_replica("d", "m", planned, []).environment == (("VLLM_PP_LAYER_PARTITION", "3,5"), ("A", "1"))
     front = next(one for one in containers(ray_cluster(found, SPARE)) if one["name"] == "longspan")
     assert {"name": "VLLM_PP_LAYER_PARTITION", "value": "3,5"} in front["env"]
     assert front["command"][-2:] == ["--", "--x"]
+
+
+def test_workers_wait_for_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Ray a worker tries the leader's name and port until a connection opens, and then lets Ray start."""
+    asked: list[tuple[str, int]] = []
+    slept: list[float] = []
+
+    class Connection:
+        def close(self) -> None:
+            slept.append(0)
+
+    def connect(address: tuple[str, int], _: float) -> Connection:
+        asked.append(address)
+        if len(asked) == 1:
+            raise socket.gaierror("not in DNS yet")
+        if len(asked) == 2:
+            raise ConnectionRefusedError
+        return Connection()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    worker = leader_worker_set(EVEN, SPARE)[0]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    (wait,) = worker["initContainers"]
+    python, flag, program, leader, port = wait["command"]
+    assert (python, flag, leader) == ("python3", "-c", "$(LWS_LEADER_ADDRESS)")
+    monkeypatch.setattr(sys, "argv", ["-c", "leader", port])
+    exec(program, {})
+    assert asked == [("leader", 6379)] * 3
+    assert slept == [1, 1, 0]
 
 
 def test_the_kubelet_expands_nothing_of_the_users() -> None:

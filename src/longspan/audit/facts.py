@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
+def is_loopback(host: str) -> bool:
+    """Whether what listens there is reached from its own machine only."""
+    return host.startswith("127.") or host in ("::1", "localhost")
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """A TCP port that a process of the deployment has open.
@@ -23,7 +28,7 @@ class Listener:
     @property
     def outside(self) -> bool:
         """Whether others than the node itself can reach it."""
-        return not (self.address.startswith("127.") or self.address in ("::1", "localhost"))
+        return not is_loopback(self.address)
 
 
 @dataclass(frozen=True, slots=True)

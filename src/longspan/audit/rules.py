@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from longspan.audit.facts import Facts, Listener
+from longspan.audit.facts import Facts, Listener, is_loopback
 from longspan.finding import Evidence, Finding, Severity
 
 Outcome = list[Finding] | str  # findings (none is good), or why it was not looked at
@@ -53,6 +53,12 @@ def _missing(facts: Facts, fact: str) -> str:
     return "; ".join(reasons)
 
 
+def _on_all_nodes(facts: Facts, fact: str, found: list[Finding]) -> Outcome:
+    """What was found; where that is nothing, it is only good if no node was left out."""
+    reason = _missing(facts, fact)
+    return found or (f"not on every node: {reason}" if reason else [])
+
+
 def serving(facts: Facts, rule: Rule) -> Outcome:
     """It serves, and its answers were proved."""
     if facts.phase != "serving":
@@ -87,7 +93,6 @@ def versions_equal(facts: Facts, rule: Rule) -> Outcome:
 
 def open_ports(facts: Facts, rule: Rule) -> Outcome:
     """Nothing that others reach answers a request without a key."""
-    reason = _missing(facts, "listeners")
     found = [
         _finding(rule, one.node, f"{one.process} on {one.node} answers anyone on port {one.port}.",
                  [f"{_at(one)} answered {one.answer} without a key"],
@@ -95,7 +100,7 @@ def open_ports(facts: Facts, rule: Rule) -> Outcome:
         for one in facts.listeners
         if one.outside and one.answer is not None and 200 <= one.answer < 300
     ]  # fmt: skip
-    return found or (f"not on every node: {reason}" if reason else [])
+    return _on_all_nodes(facts, "listeners", found)
 
 
 def _at(one: Listener) -> str:
@@ -123,8 +128,7 @@ def keys(facts: Facts, rule: Rule) -> Outcome:
 
 def tls(facts: Facts, rule: Rule) -> Outcome:
     """What clients reach from other machines is encrypted."""
-    host = facts.listen.rpartition(":")[0].strip("[]")
-    if facts.tls or host.startswith("127.") or host in ("::1", "localhost"):
+    if facts.tls or is_loopback(facts.listen.rpartition(":")[0].strip("[]")):
         return []
     return [
         _finding(rule, facts.name, f"Keys and prompts reach {facts.listen} unencrypted.", [f"listens on {facts.listen} without TLS"],
@@ -141,8 +145,7 @@ def dashboard(facts: Facts, rule: Rule) -> Outcome:
         for one in facts.listeners
         if one.port == DASHBOARD_PORT and one.outside
     ]  # fmt: skip
-    reason = _missing(facts, "listeners")
-    return found or (f"not on every node: {reason}" if reason else [])
+    return _on_all_nodes(facts, "listeners", found)
 
 
 def secrets(facts: Facts, rule: Rule) -> Outcome:
@@ -152,8 +155,7 @@ def secrets(facts: Facts, rule: Rule) -> Outcome:
                  [f"{one.where}: {one.name}"], "Hand it over as a file (HF_TOKEN_PATH, --api-key-file), then change it.")
         for one in facts.secrets
     ]  # fmt: skip
-    reason = _missing(facts, "secrets")
-    return found or (f"not on every node: {reason}" if reason else [])
+    return _on_all_nodes(facts, "secrets", found)
 
 
 def slow_links(facts: Facts, rule: Rule) -> Outcome:

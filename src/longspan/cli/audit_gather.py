@@ -83,10 +83,11 @@ def _networks(cluster: Path | None, unseen: dict[str, str]) -> dict[str, str]:
         text = cluster.read_text()
     except OSError as error:
         raise InputError(f"{cluster} cannot be read: {error.strerror}.") from error
-    document = tomllib.loads(text) if parse_cluster(text) else {}
+    nodes = parse_cluster(text).nodes  # first: it says what is wrong with a file
+    document = tomllib.loads(text)
     whole = "network" in document
     said = {table.get("name") for table in document.get("node", []) if "network" in table or whole}
-    return {node.name: node.network.kind for node in parse_cluster(text).nodes if node.name in said}
+    return {node.name: node.network.kind for node in nodes if node.name in said}
 
 
 def _split(listen: str) -> tuple[str, int]:

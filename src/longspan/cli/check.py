@@ -8,7 +8,7 @@ import click
 
 from longspan.cli import check_record, preflighting
 from longspan.cli.joining import probe_ray, read_cluster
-from longspan.cli.placing import cluster_nodes, python_of
+from longspan.cli.placing import cluster_nodes, node_of
 from longspan.cli.prepare import ray_head_of, ray_ports_of
 from longspan.cluster.hosts import HostsFile
 from longspan.cluster.link_file import write_links as links_into
@@ -80,12 +80,7 @@ def the_nodes(hosts: HostsFile | None) -> list[NodeSpec]:
     if hosts is None:
         return [preflighting.here()]
     head = ray_head_of(hosts)
-    listed = [
-        NodeSpec(
-            host.name, host.address, host.gpus or 0, host.ssh, python_of(host), host.env, slurm=host.slurm, container=host.container
-        )
-        for host in hosts.hosts
-    ]  # fmt: skip
+    listed = [node_of(host) for host in hosts.hosts]
     if not listed:  # a Ray that runs already, whose nodes it names itself
         return list(cluster_nodes(hosts, probe_ray(hosts.ray_address) if hosts.ray_address else ()))
     # A host whose GPUs the file does not count is no head: 0 means that it runs no rank.

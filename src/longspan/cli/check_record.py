@@ -34,16 +34,19 @@ def _kept(addresses: Sequence[str]) -> Path:
 
 def keep_links(scene: Scene) -> None:
     """Keeps what a collective measured, so that the record of a later launch on these nodes can tell it."""
-    if links := measured_links(scene):
-        document = {
-            name: {"gbit_per_second": link.bytes_per_second * 8 / 1e9, "latency_us": link.latency_seconds * 1e6, "with": link.with_}
-            for name, link in links.items()
-        }  # fmt: skip
+    if links := _links_document(scene):
         with contextlib.suppress(OSError):  # a full disk takes nothing from what was seen
             write_private(
                 _kept([one.address for one in scene.wanted]),
-                json.dumps({"at": time.time(), "links": document}),
+                json.dumps({"at": time.time(), "links": links}),
             )
+
+
+def _links_document(scene: Scene) -> dict[str, Any]:
+    return {
+        name: {"gbit_per_second": link.bytes_per_second * 8 / 1e9, "latency_us": link.latency_seconds * 1e6, "with": link.with_}
+        for name, link in measured_links(scene).items()
+    }  # fmt: skip
 
 
 def kept_links(addresses: Sequence[str]) -> dict[str, Any]:
@@ -58,8 +61,7 @@ def kept_links(addresses: Sequence[str]) -> dict[str, Any]:
 def record_of(checked: Checked) -> dict[str, Any]:
     """What the launch record keeps of a pre-flight: versions, environment, links; no secret in it."""
     scene = checked.scene
-    links = measured_links(scene)
-    kept = {} if links else kept_links([one.address for one in scene.wanted])
+    links = _links_document(scene) or kept_links([one.address for one in scene.wanted])
     nodes: dict[str, dict[str, str]] = {}
     for node in scene.answering:
         facts = {
@@ -73,13 +75,8 @@ def record_of(checked: Checked) -> dict[str, Any]:
             if node.gpus
             else {}
         )
-        link = links.get(node.name)
-        if link:
-            facts["bandwidth"] = f"{link.bytes_per_second * 8 / 1e9:.1f} Gbit/s ({link.with_})"
-        elif node.name in kept:
-            facts["bandwidth"] = (
-                f"{kept[node.name]['gbit_per_second']:.1f} Gbit/s ({kept[node.name]['with']})"
-            )
+        if link := links.get(node.name):
+            facts["bandwidth"] = f"{link['gbit_per_second']:.1f} Gbit/s ({link['with']})"
         facts |= {setting.variable: setting.value for setting in scene.environment.get(node.name, ())}
         nodes[node.name] = {key: value for key, value in facts.items() if value}
     warnings = [f"{finding.subject}: {finding.summary}" for finding in checked.findings]

@@ -5,9 +5,8 @@ from collections import defaultdict
 from rich.console import Console
 from rich.text import Text
 
-from longspan.cli.preflighting import Checked
+from longspan.cli.preflighting import Checked, by_cause
 from longspan.cli.render import MARKS
-from longspan.finding import Finding
 from longspan.preflight.catalogue import GROUPS, Judged
 from longspan.preflight.scene import Scene
 
@@ -55,11 +54,8 @@ def _group_line(group: str, members: list[Judged]) -> Text:
 
 
 def _print_findings(out: Console, one: Judged) -> None:
-    """Each in full; what several nodes have in common is said once, with their names."""
-    causes: dict[tuple[str, str], list[Finding]] = defaultdict(list)
-    for finding in one.outcome.findings:
-        causes[finding.severity, finding.cause].append(finding)
-    for (severity, cause), found in causes.items():
+    """Each cause in full, with the names of the nodes that share it."""
+    for (severity, cause), found in by_cause(one.outcome.findings).items():
         first = found[0]
         _, style = _STATES[severity]
         out.print(Text.assemble("      ", (severity, style), f" {first.summary} ", (f"({cause})", "dim")))

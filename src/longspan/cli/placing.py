@@ -144,11 +144,7 @@ def cluster_nodes(hosts: HostsFile, in_ray: Sequence[Mapping[str, Any]] = ()) ->
             raise InputError(
                 f"The cluster file does not say how many GPUs {', '.join(bare)} has.", "Add gpus = …"
             )
-        return tuple(
-            NodeSpec(h.name, h.address, h.gpus or 0, h.ssh, python_of(h), h.env, (), h.slurm, h.container)
-            for h in hosts.hosts
-            if h.gpus
-        )
+        return tuple(node_of(host) for host in hosts.hosts if host.gpus)
     alive = {node["address"]: node for node in in_ray}
     if not hosts.hosts:
         return tuple(
@@ -170,12 +166,16 @@ def cluster_nodes(hosts: HostsFile, in_ray: Sequence[Mapping[str, Any]] = ()) ->
             raise CapacityError(
                 f"{host.name} offers {node['gpus']} GPUs to Ray, the cluster file says {gpus}."
             )
-        found.append(
-            NodeSpec(host.name, host.address, gpus, host.ssh, host.python or sys.executable, host.env)
-        )
+        found.append(replace(node_of(host), gpus=gpus))
     return tuple(node for node in found if node.gpus)
 
 
-def python_of(host: HostEntry) -> str:
-    """The file's; else the image's, or ours where the host's own Python is used."""
-    return host.python or (host.container.python if host.container else sys.executable)
+def node_of(host: HostEntry) -> NodeSpec:
+    """A host as a node; without GPUs where it is not said how many it has.
+
+    Its Python is the file's; else the image's, or ours where the host's own is used.
+    """
+    python = host.python or (host.container.python if host.container else sys.executable)
+    return NodeSpec(
+        host.name, host.address, host.gpus or 0, host.ssh, python, host.env, slurm=host.slurm, container=host.container
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,13 +126,18 @@ def here() -> NodeSpec:
     return NodeSpec("this-machine", "127.0.0.1", 0, python=sys.executable)
 
 
-def finding_lines(checked: Checked) -> list[str]:
-    """A line a cause; what several nodes have in common is said once, with their names."""
+def by_cause(found: Iterable[Finding]) -> dict[tuple[str, str], list[Finding]]:
+    """(severity, cause) -> its findings: what several nodes have in common is said once."""
     causes: dict[tuple[str, str], list[Finding]] = {}
-    for finding in checked.findings:
+    for finding in found:
         causes.setdefault((finding.severity, finding.cause), []).append(finding)
+    return causes
+
+
+def finding_lines(checked: Checked) -> list[str]:
+    """A line a cause, with the names of the nodes that share it."""
     lines = []
-    for (severity, _), found in causes.items():
+    for (severity, _), found in by_cause(checked.findings).items():
         likewise = f" (likewise {', '.join(one.subject for one in found[1:])})" if len(found) > 1 else ""
         lines.append(f"{severity}: {found[0].summary}{likewise} {found[0].remedy}")
     return lines

@@ -13,7 +13,7 @@ from typing import Any
 from longspan.cli import allocation, machine, placing, plan_choice
 from longspan.cli.devices import device_of
 from longspan.cli.joining import probe_ray, read_cluster
-from longspan.cli.placing import cluster_nodes, python_of
+from longspan.cli.placing import cluster_nodes, node_of
 from longspan.cli.request import Request
 from longspan.cluster.hosts import HostsFile, parse_hosts
 from longspan.daemon.places import own_files
@@ -35,7 +35,7 @@ from longspan.plan import Layout
 from longspan.planner import legality
 
 RAY_POLL_SECONDS = 3.0
-HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def prepare(request: Request, progress: Any) -> DeploymentSpec:
@@ -117,11 +117,7 @@ def ray_head_of(hosts: HostsFile | None) -> NodeSpec | None:
     if hosts is None or hosts.ray_address is not None or not hosts.hosts:
         return None
     first = hosts.hosts[0]
-    if first.gpus != 0:
-        return None
-    return NodeSpec(
-        first.name, first.address, 0, first.ssh, python_of(first), first.env, (), first.slurm, first.container
-    )
+    return node_of(first) if first.gpus == 0 else None
 
 
 def the_hosts(request: Request, device: Device, progress: Any) -> tuple[HostsFile | None, Device]:
@@ -264,13 +260,18 @@ def resolve_model(request: Request, progress: Any) -> Resolved:
     if path.is_dir():
         path = path.resolve()
         return Resolved(str(path), path.name, fetch.load_directory(path))
-    if path.is_absolute() or request.model.startswith((".", "~")) or not HF_ID.fullmatch(request.model):
+    if not is_hub_id(request.model):
         raise ModelError(
             f"{request.model!r} is neither a directory on this machine nor a Hugging Face id (organisation/name).",
             "Give a directory with config.json and *.safetensors files, or an id such as Qwen/Qwen3-8B.",
         )
     commit = fetch.resolve_commit(request.model, request.revision) or request.revision
     return Resolved(request.model, request.model, fetch.load_hub(request.model, commit), commit)
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether this can only be meant as an id on Hugging Face, not as a directory's path."""
+    return not model.startswith(("/", ".", "~")) and _HF_ID.fullmatch(model) is not None
 
 
 def place(

@@ -114,7 +114,7 @@ def _source(model: str, revision: str | None) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
-    if path.is_absolute() or model.startswith((".", "~")) or not prepare.HF_ID.fullmatch(model):
+    if not prepare.is_hub_id(model):
         raise ModelError(
             f"{model!r} is neither a directory on this machine nor a Hugging Face id (organisation/name)."
         )

@@ -75,11 +75,12 @@ def stage(
     _same_platform(hosts, pythons)
     digest = hashlib.sha256("\n".join([*requirements, __version__, PLATFORM]).encode()).hexdigest()[:16]
     wheels = fetch(requirements, digest)
-    _copy(wheels, f"~/.cache/longspan/wheels/{digest}", hosts, parallel)
+    place_of_wheels = f"~/.cache/longspan/wheels/{digest}"
+    _copy(wheels, place_of_wheels, hosts, parallel)
     click.echo(f"Installing into {venv} …", err=True)
 
     def install(name: str) -> str:
-        words = (pythons[name], venv, f"~/.cache/longspan/wheels/{digest}", digest)
+        words = (pythons[name], venv, place_of_wheels, digest)
         done = shell(hosts[name], INSTALL, *words, timeout_seconds=INSTALL_TIMEOUT_SECONDS)
         if done.returncode:
             raise StageError(

@@ -31,7 +31,7 @@ from longspan.cluster.container import Container, parse_container
 from longspan.errors import InputError
 
 # What a [[node]] may hold: the launcher's part and the planner's (`inventory_file`).
-_FIELDS = (
+NODE_FIELDS = (
     "name",
     "address",
     "gpus",
@@ -129,12 +129,12 @@ def parse_hosts(text: str, source: str) -> HostsFile:
 def _refuse_unknown(table: Any, number: int, text: str, source: str) -> None:
     """A field that nobody reads is a typo, and is shown where it stands."""
     for key in table if isinstance(table, dict) else ():
-        if key not in _FIELDS:
+        if key not in NODE_FIELDS:
             line, column = place_of(text, key, number)
-            near = difflib.get_close_matches(key, _FIELDS, 1)
+            near = difflib.get_close_matches(key, NODE_FIELDS, 1)
             raise InputError(
                 f"{source}, line {line}, column {column}: a [[node]] has no field {key!r}.",
-                f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(_FIELDS)}.",
+                f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(NODE_FIELDS)}.",
             )
 
 

@@ -27,6 +27,7 @@ from collections import Counter
 from typing import Any
 
 from longspan.cluster.catalog import GpuType, custom_gpu, require_gpu
+from longspan.cluster.hosts import NODE_FIELDS
 from longspan.cluster.inventory import (
     DEFAULT_LINK_BYTES_PER_SECOND,
     LINK_KINDS,
@@ -48,9 +49,8 @@ MOST_GPUS_A_NODE = 1024
 MOST_GPUS = 16_384
 
 
-# What a node's table may hold: the planner's part, and what only the launcher reads (`cluster/hosts.py`).
-_PLANNED = {"name", "address", "gpus", "link", "network", "gpu_memory_gib"}
-_LAUNCHED = {"ssh", "python", "env", "container"}
+# What counts for a node where the file names no network.
+ASSUMED_NETWORK = {"kind": "ethernet", "rate_gbit_per_second": 10}
 # What `longspan check --write-links` adds to a node's network.
 _MEASURED = {"measured_gbit_per_second", "measured_latency_us", "measured_with"}
 
@@ -175,14 +175,14 @@ def parse_cluster(text: str) -> Cluster:
     nodes: list[Node] = []
     for number, table in enumerate(listed, 1):
         where = f"node {table.get('name', number)}"
-        _known(table, _PLANNED | _LAUNCHED, where)
+        _known(table, set(NODE_FIELDS), where)
         if not isinstance(table.get("name"), str) or not table["name"].strip():
             raise InputError(f"{where}: name is missing.")
         memory = _number(table, "gpu_memory_gib", where) if "gpu_memory_gib" in table else None
         gpus = _gpus(table["gpus"], types, where, memory) if table.get("gpus") else ()
         network = table.get("network", document.get("network"))
         if network is None:
-            network = {"kind": "ethernet", "rate_gbit_per_second": 10}
+            network = ASSUMED_NETWORK
         for name in _expand(table["name"]):
             address = str(table.get("address", name)).replace("{name}", name)
             _refuse_shell(where, name, address)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from longspan.cluster.inventory_file import measured_fields
+from longspan.cluster.inventory_file import ASSUMED_NETWORK, measured_fields
 from longspan.errors import InputError
 
 _NODE = re.compile(r"\s*\[\[\s*node\s*\]\]")
@@ -61,11 +61,7 @@ def _write(lines: list[str], name: str, document: dict[str, Any], link: Measured
         )
     start = heads[number] + 1
     end = next((i for i in range(start, len(lines)) if _TABLE.match(lines[i])), len(lines))
-    own = (
-        tables[number].get("network")
-        or document.get("network")
-        or {"kind": "ethernet", "rate_gbit_per_second": 10}
-    )
+    own = tables[number].get("network") or document.get("network") or ASSUMED_NETWORK
     kept = {key: value for key, value in own.items() if not key.startswith("measured_")}
     fields = [f"{key} = {json.dumps(value)}" for key, value in kept.items()]
     line = f"network = {{ {', '.join([*fields, *_fields(link)])} }}"
@@ -85,7 +81,7 @@ def _fields(link: MeasuredLink) -> list[str]:
 
 def _without(document: dict[str, Any], links: Mapping[str, MeasuredLink]) -> dict[str, Any]:
     """The document as it was meant without any measurement, each node with the network that counts for it."""
-    common = document.get("network") or {"kind": "ethernet", "rate_gbit_per_second": 10}
+    common = document.get("network") or ASSUMED_NETWORK
     nodes = []
     for table in document.get("node", []):
         network = table.get("network") or (common if table.get("name") in links else None)

@@ -71,6 +71,7 @@ def start_parameters(gpus: int) -> dict[str, str]:
 
 
 def ray_start(gpus: int, where: list[str]) -> list[str]:
+    """`ray start` in the foreground, for a pod that no operator starts Ray in; `where` makes it the head or joins one."""
     words = [
         "--disable-usage-stats" if name == "disable-usage-stats" else f"--{name}={value}"
         for name, value in start_parameters(gpus).items()

@@ -41,12 +41,13 @@ def of_replica(name: str, model: str, replica: Replica, vllm_arguments: Sequence
         vllm_arguments: all of them, the plan's own included.
     """
     gpus = tuple(sum(place.node == node for place in replica.places) for node in replica.nodes)
-    split = replica.layout.partition
-    parts = (("VLLM_PP_LAYER_PARTITION", ",".join(map(str, split))),) if split else ()
+    environment = dict(replica.environment)
+    if split := replica.layout.partition:
+        environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, split))
     executor = "mp" if replica.executor == "mp" else "ray"
     return Serving(
         name, model, replica.layout.tp, replica.layout.pp, executor, gpus,
-        environment=(*replica.environment, *parts), vllm_arguments=tuple(vllm_arguments),
+        environment=tuple(environment.items()), vllm_arguments=tuple(vllm_arguments),
     )  # fmt: skip
 
 

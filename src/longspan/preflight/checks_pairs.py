@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from longspan.finding import Finding
 from longspan.preflight.addresses import is_same_address
 from longspan.preflight.check import Check, Outcome, finding, together
-from longspan.preflight.scene import PairFacts, PortTrial, Scene
+from longspan.preflight.scene import PortTrial, Scene
 
 
 def _skip(scene: Scene) -> str:
@@ -22,10 +22,11 @@ def ports(scene: Scene) -> Outcome:
         if failed:
             bad[pair.source, pair.target] = failed
     found = _blocked_everywhere(scene, bad)
-    done = {(finding_.subject, source) for finding_ in found for source in [pair[0] for pair in bad]}
+    told = {one.subject for one in found}
     for (source, target), failed in bad.items():
-        if (target, source) not in done:
-            found.append(_one_way(scene, source, target, failed, back=(target, source) in bad))
+        if target not in told:
+            way = "" if (target, source) in bad else f" (the other direction, {target} to {source}, is open)"
+            found.append(_finding(scene, target, f"{source} does not reach {target}{way}", failed))
     tried = sum(len(pair.ports) for pair in scene.pairs)
     return Outcome(tuple(found), seen=f"{tried} connections in both directions")
 
@@ -45,18 +46,11 @@ def _blocked_everywhere(scene: Scene, bad: dict[tuple[str, str], list[PortTrial]
         common = set.intersection(*({trial.port for trial in bad[source, target]} for source in sources))
         if common:
             trials = [trial for trial in bad[sources[0], target] if trial.port in common]
-            found.append(
-                _finding(scene, target, f"{target} is not reached by {together(sources)}", trials, target)
-            )
+            found.append(_finding(scene, target, f"{target} is not reached by {together(sources)}", trials))
     return found
 
 
-def _one_way(scene: Scene, source: str, target: str, failed: list[PortTrial], *, back: bool) -> Finding:
-    way = "" if back else f" (the other direction, {target} to {source}, is open)"
-    return _finding(scene, target, f"{source} does not reach {target}{way}", failed, target)
-
-
-def _finding(scene: Scene, subject: str, what: str, failed: Sequence[PortTrial], target: str) -> Finding:
+def _finding(scene: Scene, target: str, what: str, failed: Sequence[PortTrial]) -> Finding:
     first, last = scene.ray_ports
     fixed = [trial.port for trial in failed if first <= trial.port <= last]
     random = [trial.port for trial in failed if trial.port not in fixed]
@@ -72,7 +66,7 @@ def _finding(scene: Scene, subject: str, what: str, failed: Sequence[PortTrial],
     cause = "port-blocked" if fixed or not random else "ephemeral-blocked"
     if any("something else" in trial.error for trial in failed):
         return finding(
-            subject, "error", "port-answered-by-other", f"{what} on {which}: another program answers there.",
+            target, "error", "port-answered-by-other", f"{what} on {which}: another program answers there.",
             "A proxy or a second host with this address stands between.", where="connect", evidence=failed[0].error,
         )  # fmt: skip
     remedy = (
@@ -81,7 +75,7 @@ def _finding(scene: Scene, subject: str, what: str, failed: Sequence[PortTrial],
         if silent
         else f"Something refuses it: `nft list ruleset` on {target}, and `ip route get {address}` on the other side."
     )
-    return finding(subject, "error", cause, f"{what}{at} on {which}: {failed[0].error}.", remedy, where=f"connect {address}",
+    return finding(target, "error", cause, f"{what}{at} on {which}: {failed[0].error}.", remedy, where=f"connect {address}",
                    evidence="; ".join(f"{trial.port}: {trial.error}" for trial in failed[:4]))  # fmt: skip
 
 
@@ -173,11 +167,6 @@ def listened(scene: Scene) -> Outcome:
         if (name, port) not in held  # said already, with the holder
     ]  # fmt: skip
     return Outcome(tuple(found), seen="yes")
-
-
-def pair_of(pairs: Sequence[PairFacts], source: str, target: str) -> PairFacts | None:
-    """What `source` saw of `target`."""
-    return next((pair for pair in pairs if (pair.source, pair.target) == (source, target)), None)
 
 
 CHECKS = (

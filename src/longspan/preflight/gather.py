@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from longspan.preflight import gather_gpu, gather_model, gather_net
+from longspan.preflight.gather_file import text_of
 from longspan.preflight.gather_gpu import COMMAND_SECONDS
 
 TOTAL_SECONDS = 20.0
@@ -100,19 +101,12 @@ def _cgroup_limit() -> int:
         name = "memory.max" if not controllers else "memory.limit_in_bytes"
         here = root / path.strip("/")
         for folder in (here, *here.parents):
-            text = _text(folder / name)
+            text = text_of(folder / name)
             if text.isdigit() and int(text) < 1 << 60:
                 found.append(int(text))
             if folder == root:
                 break
     return min(found, default=0)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def shm(_: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +134,7 @@ def _mapped() -> set[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             found |= {
-                line.split(None, 5)[5] for line in _text(entry / "maps").splitlines() if "/dev/shm/" in line
+                line.split(None, 5)[5] for line in text_of(entry / "maps").splitlines() if "/dev/shm/" in line
             }
     return found
 
@@ -155,7 +149,7 @@ def processes(_: dict[str, Any]) -> list[dict[str, Any]]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        title = _text(entry / "cmdline").split("\0")[0]
+        title = text_of(entry / "cmdline").split("\0")[0]
         if wanted.match(title.split(" ")[0]):
             try:
                 if (entry / "ns" / "net").readlink() != own_net:
@@ -198,7 +192,7 @@ def ray_token(request: dict[str, Any]) -> dict[str, str]:
 
 def system(_: dict[str, Any]) -> dict[str, Any]:
     """Kernel, processors, user, and whether this is a container."""
-    cpu = _text(Path("/proc/cpuinfo"))
+    cpu = text_of(Path("/proc/cpuinfo"))
     model = re.search(r"^model name\s*: (.+)$", cpu, re.MULTILINE)
     return {
         "kernel": platform.release(),
@@ -207,7 +201,7 @@ def system(_: dict[str, Any]) -> dict[str, Any]:
         "cpu": model[1] if model else "",
         "user": _user(),
         "container": Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
-        "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
+        "boot_id": text_of(Path("/proc/sys/kernel/random/boot_id")),
         "hostname": socket.gethostname(),
     }
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from longspan.preflight.gather_file import text_of
+
 COMMAND_SECONDS = 10.0
 GPU_FIELDS = (
     "index,name,memory.total,uuid,driver_version,compute_cap,memory.used,"
@@ -84,25 +86,18 @@ def xids(_: dict[str, Any]) -> list[str]:
 def rdma(_: dict[str, Any]) -> dict[str, Any]:
     """What RDMA needs beside the devices: library, device files, GPUDirect's modules."""
     folder = Path("/dev/infiniband")
-    modules = {line.split(" ")[0] for line in _text(Path("/proc/modules")).splitlines()}
+    modules = {line.split(" ")[0] for line in text_of(Path("/proc/modules")).splitlines()}
     return {
         "library": ctypes.util.find_library("ibverbs") or "",
         "devices": sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else [],
         "modules": sorted(modules & {"nvidia_peermem", "nv_peer_mem", "gdrdrv"}),
-        "driver_params": _text(Path("/proc/driver/nvidia/params")),
+        "driver_params": text_of(Path("/proc/driver/nvidia/params")),
     }
 
 
 def ibv_devinfo(_: dict[str, Any]) -> str:
     """The active MTU of RDMA ports, which sysfs does not have."""
     return command("ibv_devinfo")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 PROBES: dict[str, Any] = {

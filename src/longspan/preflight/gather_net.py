@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from longspan.preflight.gather_file import text_of
+
 _NET = Path("/sys/class/net")
 _IB = Path("/sys/class/infiniband")
 
@@ -39,7 +41,7 @@ def nics(_: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Interface -> mtu, speed (Mbit/s; absent where the driver has none), operstate, driver."""
     found = {}
     for entry in sorted(_NET.iterdir()):
-        told = {name: _text(entry / name) for name in ("mtu", "speed", "operstate")}
+        told = {name: text_of(entry / name) for name in ("mtu", "speed", "operstate")}
         driver = entry / "device" / "driver"
         found[entry.name] = {
             **told,
@@ -62,8 +64,8 @@ def ephemeral(_: dict[str, Any]) -> dict[str, str]:
     """The range of ports that the kernel hands out, and those kept out of it."""
     folder = Path("/proc/sys/net/ipv4")
     return {
-        "range": _text(folder / "ip_local_port_range"),
-        "reserved": _text(folder / "ip_local_reserved_ports"),
+        "range": text_of(folder / "ip_local_port_range"),
+        "reserved": text_of(folder / "ip_local_reserved_ports"),
     }
 
 
@@ -72,13 +74,13 @@ def infiniband(_: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for device in sorted(_IB.iterdir()) if _IB.is_dir() else ():
         for port in sorted((device / "ports").iterdir()):
-            told = {name: _text(port / name) for name in ("state", "rate", "link_layer", "phys_state")}
+            told = {name: text_of(port / name) for name in ("state", "rate", "link_layer", "phys_state")}
             gids = []
             for entry in sorted((port / "gids").iterdir(), key=lambda path: int(path.name)):
-                gid = _text(entry)
+                gid = text_of(entry)
                 if gid and set(gid) - {"0", ":"}:
-                    kind = _text(port / "gid_attrs" / "types" / entry.name)
-                    nic = _text(port / "gid_attrs" / "ndevs" / entry.name)
+                    kind = text_of(port / "gid_attrs" / "types" / entry.name)
+                    nic = text_of(port / "gid_attrs" / "ndevs" / entry.name)
                     gids.append({"index": int(entry.name), "gid": gid, "type": kind, "nic": nic})
             found.append({"device": device.name, "port": int(port.name), **told, "gids": gids})
     return found
@@ -89,7 +91,7 @@ def listeners(request: dict[str, Any]) -> list[dict[str, Any]]:
     first, last = request["ports"]
     found: dict[str, tuple[int, str]] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in _text(Path(table)).splitlines()[1:]:
+        for line in text_of(Path(table)).splitlines()[1:]:
             fields = line.split()
             port = int(fields[1].rsplit(":", 1)[1], 16)
             if fields[3] == "0A" and first <= port <= last:
@@ -116,17 +118,10 @@ def _holders(inodes: set[str]) -> dict[str, str]:
             for link in (process / "fd").iterdir():
                 target = str(link.readlink())
                 if target.startswith("socket:[") and target[8:-1] in inodes:
-                    found[target[8:-1]] = f"{_text(process / 'comm')} (pid {process.name})"
+                    found[target[8:-1]] = f"{text_of(process / 'comm')} (pid {process.name})"
         except OSError:
             continue
     return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 PROBES: dict[str, Any] = {
