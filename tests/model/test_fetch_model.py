@@ -95,10 +95,18 @@ def test_a_revision_becomes_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_facts_are_those_of_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """config.json is read at the revision that will be served."""
+    """config.json is read at the revision that will be served, and so are the headers of its weights."""
     import huggingface_hub
 
-    seen = []
+    seen, headers = [], []
+
+    class Api:
+        """The hub."""
+
+        def get_safetensors_metadata(self, name: str, *, revision: str | None) -> object:
+            """No weights there."""
+            headers.append(revision)
+            raise LookupError
 
     def download(name: str, file: str, *, revision: str | None, **_: object) -> str:
         seen.append(revision)
@@ -106,9 +114,10 @@ def test_facts_are_those_of_the_revision(tmp_path: Path, monkeypatch: pytest.Mon
         return str(tmp_path / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: None)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     assert load_hub("org/m", "b" * 40).hidden == 64
     assert set(seen) == {"b" * 40}
+    assert headers == ["b" * 40]
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "org/" + "b" * 400, "~no-such-account/model"])

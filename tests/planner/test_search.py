@@ -21,7 +21,7 @@ from longspan.planner.partition import best_partition
 from longspan.planner.plan_file import parse_plan, to_toml
 from longspan.planner.search import search
 from longspan.planner.verdicts import crossing, verdicts, why_obvious_lost
-from longspan.planner.whatifs import what_ifs
+from longspan.planner.whatifs import WhatIf, better_buy, what_ifs
 from longspan.units import GIB
 from longspan.workload import Arrival, Workload, parse_objectives
 
@@ -256,6 +256,16 @@ def test_a_model_with_its_own_draft_layers_is_told_so() -> None:
     assert "speculative-MTP" in names
     assert "speculative-EAGLE" not in names
     assert "speculative-EAGLE" in {one.name for one in what_ifs(ask(SMALL, "1xH100"))}
+
+
+def test_the_better_buy_is_the_largest_gain_worth_a_sentence() -> None:
+    """A format goes before hardware that gains about as much; a guess about drafts is no buy, nor is a small gain."""
+    best = ask(SMALL, "1xH100").best
+    node, fp8 = WhatIf("one-node-more", "a node.", 1.0, 1.43), WhatIf("fp8-weights", "FP8.", 1.0, 1.4)
+    draft, little = WhatIf("speculative-EAGLE", "a draft.", 1.0, 3.0), WhatIf("fp8-cache", "", 1.0, 1.2)
+    assert better_buy([node, fp8, draft, little], best) == "The better buy: FP8."
+    assert better_buy([node, draft, little], best) == "The better buy: a node."
+    assert better_buy([draft, little], best) == ""
 
 
 def test_what_would_make_it_fit_is_said() -> None:
