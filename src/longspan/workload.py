@@ -74,6 +74,11 @@ class Workload:
         return replace(self, requests_per_second=requests_per_second, concurrency=0)
 
     @property
+    def open_rate(self) -> float:
+        """Requests per second of the trace or as stated; 0 in a closed loop."""
+        return self.trace_rate if self.trace else self.requests_per_second
+
+    @property
     def trace_rate(self) -> float:
         """Requests per second of the trace."""
         span = self.trace[-1].seconds - self.trace[0].seconds

@@ -93,6 +93,8 @@ VARIANTS: tuple[tuple[str, str], ...] = (
     ("model-path-missing", "RuntimeError: Cannot find any model weights with `/models/llama`"),
     ("model-path-missing", "ValueError: No supported config format found in /models/llama"),
     ("model-path-missing", "OSError: Incorrect path_or_model_id: '/data/llama'. Please provide either the path to a local folder or the repo_id of a model on the Hub."),
+    ("provider-auth", "openai.AuthenticationError: Error code: 401 - {'error': {'message': 'Incorrect API key provided: sk-x.', 'code': 'invalid_api_key'}}"),
+    ("provider-auth", "gateway: upstream https://api.example.com/v1 answered 401 Unauthorized"),
     ("hf-auth", "OSError: You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/meta-llama/x."),
     ("hf-auth", "huggingface_hub.errors.HfHubHTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/models/x/y/tree/main"),
     ("hf-auth", "huggingface_hub.errors.GatedRepoError: 403 Client Error. (Request ID: Root=1-6)"),

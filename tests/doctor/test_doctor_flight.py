@@ -32,7 +32,9 @@ def test_what_had_not_finished() -> None:
     assert pending({}) == []
 
 
-def test_as_it_runs_on_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_it_runs_on_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By its source alone, without our package; old dumps are left out, a broken one is named."""
     home = tmp_path / ".cache" / "torch"
     home.mkdir(parents=True)
@@ -46,7 +48,10 @@ def test_as_it_runs_on_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "started seq 5 nccl:all_gather" in done.stdout
     assert "nccl_trace_rank_4\n  unreadable: UnpicklingError" in done.stdout
     monkeypatch.setattr(flight, "PLACES", (str(home / "*"),))
+    main(60.0)
+    assert "nccl_trace_rank_3" in capsys.readouterr().out
     main(-1.0)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_dump_loads_no_class(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from doctor_logs import (
     wrapped,
 )
 
+from longspan.doctor.rules import MARKS
+from longspan.doctor.rules.rule import Mark
+
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB."
 CORRUPT = "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered"
 QUIET = "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s"
@@ -212,3 +215,14 @@ def test_a_job_that_served_until_its_time_was_over_did_not_fail() -> None:
     assert [f.severity for f in served if f.cause == "worker-killed"] == ["warning"]
     assert not any(f.severity == "error" for f in served)
     assert diagnose_lines([*head(), *connecting(), LIMIT]).findings[0].severity == "error"
+
+
+@pytest.mark.parametrize("mark", [mark for mark in MARKS if mark.means == "hint"], ids=lambda mark: mark.id)
+def test_what_makes_a_server_slow_is_a_hint(mark: Mark) -> None:
+    """A word with the line that shows it, and no fault: the queue, preemption, sockets for RDMA, TP over nodes."""
+    diagnosis = diagnose_lines([*up(), *serving(), mark.example])
+    told = {hint.id: hint for hint in diagnosis.hints}
+    assert mark.example.strip() in told[mark.id].evidence.text
+    assert told[mark.id].evidence.line == len(up()) + len(serving()) + 1
+    assert diagnosis.findings == ()
+    assert mark.id not in {hint.id for hint in diagnose_lines([*up(), *serving()]).hints}

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,10 +96,20 @@ def test_a_revision_becomes_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_facts_are_those_of_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """config.json is read at the revision that will be served."""
+    """config.json is read at the revision that will be served, and so are the headers of its weights, whose bytes are added up."""
     import huggingface_hub
 
-    seen = []
+    seen, headers = [], []
+
+    class Api:
+        """The hub."""
+
+        def get_safetensors_metadata(self, name: str, *, revision: str | None) -> object:
+            """Two files with a tensor each."""
+            headers.append(revision)
+            tensors = [SimpleNamespace(data_offsets=(8, 108)), SimpleNamespace(data_offsets=(0, 28))]
+            found = {f"{i}.safetensors": SimpleNamespace(tensors={"w": one}) for i, one in enumerate(tensors)}
+            return SimpleNamespace(files_metadata=found)
 
     def download(name: str, file: str, *, revision: str | None, **_: object) -> str:
         seen.append(revision)
@@ -106,9 +117,11 @@ def test_facts_are_those_of_the_revision(tmp_path: Path, monkeypatch: pytest.Mon
         return str(tmp_path / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: None)
-    assert load_hub("org/m", "b" * 40).hidden == 64
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    facts = load_hub("org/m", "b" * 40)
+    assert (facts.hidden, facts.weight_file_bytes) == (64, 128)
     assert set(seen) == {"b" * 40}
+    assert headers == ["b" * 40]
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "org/" + "b" * 400, "~no-such-account/model"])

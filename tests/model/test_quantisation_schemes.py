@@ -64,6 +64,31 @@ def test_rules_of_each_method(raw: dict[str, object], quantised: list[str], plai
     assert all(found.scheme(name) is None for name in plain)
 
 
+@pytest.mark.parametrize(
+    ("raw", "bits"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + (16 + 4) / 128),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}, 4 + 16 / 64),
+        ({"quant_method": "gguf", "bits": 4.5}, 4.5),
+        (
+            {
+                "quant_method": "compressed-tensors", "format": "int-quantized",
+                "config_groups": {
+                    "g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}
+                },
+            },
+            8,
+        ),
+    ],
+    ids=["awq", "gptq", "gguf", "int8"],
+)  # fmt: skip
+def test_integer_formats_take_their_bits(raw: dict[str, object], bits: float) -> None:
+    """Bits a value with the scales and zero points of its group; a scale a channel is less than a hundredth."""
+    scheme = parse_quantisation(raw).scheme("layers.3.mlp.down_proj")
+    assert scheme is not None
+    assert scheme.size_bytes(1024, 2048) == pytest.approx(1024 * 2048 * bits / 8, rel=0.003)
+
+
 def test_mixed_precision_lists_decide_layer_by_layer() -> None:
     """ModelOpt's MIXED_PRECISION: what is listed has its own algorithm, what is not stays as it was."""
     raw = {

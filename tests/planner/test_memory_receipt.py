@@ -14,9 +14,11 @@ from longspan.model.requantise import stored_as
 from longspan.plan import Layout
 from longspan.planner.calibration import Calibration, Correction
 from longspan.planner.engine import EngineSettings, GpuMemory, resolve
+from longspan.planner.kv_cache import cache_layout
 from longspan.planner.legality import check
 from longspan.planner.memory import receipt
 from longspan.planner.overheads import captured_sizes, cuda_graph_bytes
+from longspan.planner.rank_weights import rank_weights, stage_bounds
 from longspan.units import GIB
 
 H100 = GpuMemory("H100-SXM-80GB", round(79.19 * GIB))
@@ -121,6 +123,29 @@ def test_the_largest_context_fits_and_the_next_does_not() -> None:
     assert (
         receipt(facts, Layout(tp=2), H100, replace(V019, max_model_len=largest + 32)).max_concurrency < 1.01
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("deepseek-ai/DeepSeek-V3.2", Layout(8, 8)),
+        ("openai/gpt-oss-20b", Layout(1, 5)),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", Layout(4, 7)),
+    ],
+)
+def test_every_stage_has_its_own_layers(name: str, layout: Layout) -> None:
+    """Stages that are alike are counted once: each has the weights and the cache that are counted for it alone."""
+    facts = builtin(name)
+    resolved = resolve(V019, facts, H100)
+    cache = cache_layout(
+        facts, layout.tp, resolved.kv_dtype, layout.dcp, resolved.block_size, resolved.version
+    )
+    ranks = receipt(facts, layout, H100, V019).ranks
+    assert [rank.pp_rank for rank in ranks] == list(range(layout.pp))
+    for stage, (start, end) in enumerate(stage_bounds(facts, layout)):
+        alone = rank_weights(facts, layout, stage, resolved.version)
+        assert ranks[stage].weights_bytes == sum(part.size_bytes for part in alone)
+        assert ranks[stage].kv_bytes_per_token == cache.token_bytes(start, end)
 
 
 def test_unequal_gpus_bind_by_stage() -> None:

@@ -1,5 +1,6 @@
 """The search: places that exist, reasons for everything refused, objectives before speed, and answers for odd clusters."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from longspan.planner.partition import best_partition
 from longspan.planner.plan_file import parse_plan, to_toml
 from longspan.planner.search import search
 from longspan.planner.verdicts import crossing, verdicts, why_obvious_lost
-from longspan.planner.whatifs import what_ifs
+from longspan.planner.whatifs import WhatIf, better_buy, what_ifs
 from longspan.units import GIB
 from longspan.workload import Arrival, Workload, parse_objectives
 
@@ -256,6 +257,46 @@ def test_a_model_with_its_own_draft_layers_is_told_so() -> None:
     assert "speculative-MTP" in names
     assert "speculative-EAGLE" not in names
     assert "speculative-EAGLE" in {one.name for one in what_ifs(ask(SMALL, "1xH100"))}
+
+
+def test_fewer_sequences_free_memory_for_the_cache() -> None:
+    """`max_num_seqs` of a large GPU's default: what 256 would free, in GiB and in tokens of the cache."""
+    found = ask(SMALL, "1xH100")
+    changes = {one.name: one.text for one in what_ifs(found)}
+    said = re.search(
+        r"max_num_seqs 1024 -> 256 frees (\d+\.\d+) GiB .*: ([\d,]+) more", changes["max_num_seqs"]
+    )
+    assert said is not None
+    assert float(said[1]) > 0.5
+    fewer = ask(SMALL, "1xH100", settings=EngineSettings(max_num_seqs=256))
+    assert found.best is not None
+    assert fewer.best is not None
+    more = fewer.best.receipt.kv_tokens - found.best.receipt.kv_tokens
+    assert int(said[2].replace(",", "")) == more
+    assert "max_num_seqs" not in {one.name for one in what_ifs(fewer)}
+
+
+def test_drafts_help_few_users_and_cost_memory() -> None:
+    """A draft's gain is an interval that shrinks with the batch; n-grams take no memory, a draft model does."""
+    alone, many = (
+        {one.name: one.text for one in what_ifs(ask(SMALL, "1xH100", workload=Workload(concurrency=clients)))}
+        for clients in (1, 512)
+    )
+    assert "worth trying" in alone["speculative-EAGLE"]
+    assert "not here" in many["speculative-EAGLE"]
+    assert re.search(r"x0\.\d+ to x0\.\d+ at a batch of 1 \(a guess\)", alone["speculative-EAGLE"])
+    assert "no memory" in alone["speculative-n-gram"]
+    assert "GiB a GPU" in alone["speculative-draft model"]
+
+
+def test_the_better_buy_is_the_largest_gain_worth_a_sentence() -> None:
+    """A format goes before hardware that gains about as much; a guess about drafts is no buy, nor is a small gain."""
+    best = ask(SMALL, "1xH100").best
+    node, fp8 = WhatIf("one-node-more", "a node.", 1.0, 1.43), WhatIf("fp8-weights", "FP8.", 1.0, 1.4)
+    draft, little = WhatIf("speculative-EAGLE", "a draft.", 1.0, 3.0), WhatIf("fp8-cache", "", 1.0, 1.2)
+    assert better_buy([node, fp8, draft, little], best) == "The better buy: FP8."
+    assert better_buy([node, draft, little], best) == "The better buy: a node."
+    assert better_buy([draft, little], best) == ""
 
 
 def test_what_would_make_it_fit_is_said() -> None:

@@ -186,8 +186,7 @@ def look(places: Places) -> Seen:
         click.echo("Examining the hosts: stacks, sockets, counters …", err=True)
         found, live_raw = examine(targets(spec, status, hosts), states)
         raw = (*raw, *live_raw)
-        both = sorted([*diagnosis.findings, *judged(found, where)], key=lambda f: -f.confidence)
-        diagnosis = replace(diagnosis, findings=tuple(both))
+        diagnosis = doctor_logs.with_findings(diagnosis, judged(found, where))
     else:
         diagnosis = doctor_logs.with_survivors(left, status)
     findings, changes = connected(diagnosis.findings, places, spec, status)

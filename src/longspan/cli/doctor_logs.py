@@ -89,5 +89,10 @@ def with_survivors(left: Left, status: Mapping[str, Any]) -> Diagnosis:
         f.cause != "insufficient-evidence" and f.confidence >= EXPLAINED for f in left.diagnosis.findings
     )
     found = as_context(found) if explained else judged(found, standing(then, states))
-    both = sorted([*left.diagnosis.findings, *found], key=lambda f: -f.confidence)
-    return replace(left.diagnosis, findings=tuple(both))
+    return with_findings(left.diagnosis, found)
+
+
+def with_findings(diagnosis: Diagnosis, more: Sequence[Finding]) -> Diagnosis:
+    """The diagnosis with further findings in their place by confidence."""
+    both = sorted([*diagnosis.findings, *more], key=lambda f: -f.confidence)
+    return replace(diagnosis, findings=tuple(both))

@@ -25,7 +25,7 @@ from longspan.planner.plan_file import to_toml
 from longspan.planner.search import search
 from longspan.planner.verdicts import nothing_fits
 from longspan.planner.versions import LATEST, parse_version
-from longspan.planner.whatifs import what_ifs
+from longspan.planner.whatifs import gpus_words, what_ifs
 from longspan.workload import Workload, parse_objectives, parse_trace
 
 # An engine runs at most 1,024 requests at once by default; a queue of as many again says all there is to say.
@@ -155,7 +155,7 @@ def question_of(wish: Wish) -> Question:
     gpus = max(question.cluster.gpu_count, 1)
     if workload.concurrency > MOST_CLIENTS_A_GPU * gpus:
         raise InputError(
-            f"{workload.concurrency:,} clients at once on {gpus} GPU{'s' * (gpus > 1)} only wait for each other: more than "
+            f"{workload.concurrency:,} clients at once on {gpus_words(gpus)} only wait for each other: more than "
             f"{MOST_CLIENTS_A_GPU:,} a GPU are not simulated.",
             "Give a smaller --concurrency, or a --rate.",
         )

@@ -20,9 +20,9 @@ CHUNK_BYTES = 1 << 20
 READ_BYTES = 1 << 16
 # Four times what `xz -9` needs: an archive that asks for more is no log.
 LZMA_LIMIT_BYTES = 1 << 28
-# What a directory is searched for; the rest (sockets, shared memory, weights) is no log.
+# What a directory is searched for; the rest (sockets, shared memory, weights, what was collected from hosts) is no log.
 SUFFIXES = (".log", ".out", ".err", ".txt", ".json", ".jsonl", ".gz", ".xz", ".bz2")
-SKIPPED_DIRECTORIES = frozenset({".git", "__pycache__", "node_modules", "sockets"})
+SKIPPED_DIRECTORIES = frozenset({".git", "__pycache__", "node_modules", "sockets", FOLDER})
 STDIN = Path("-")
 
 
@@ -97,24 +97,20 @@ def _read(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield block.decode(wide, "replace").encode() if wide else block
 
 
-def logs_of(paths: Sequence[Path], *, collected: bool = False) -> list[Path]:
+def logs_of(paths: Sequence[Path]) -> list[Path]:
     """The files to read, in a stable order: rotated ones (`x.log.2`, `x.log.1`) before the current one.
-
-    Args:
-        collected: also what was collected from hosts, which is no log.
 
     Raises:
         LogUnreadableError: a path does not exist.
     """
     found: list[Path] = []
-    skipped = SKIPPED_DIRECTORIES if collected else SKIPPED_DIRECTORIES | {FOLDER}
     for path in paths:
         if path == STDIN or path.is_file() or path.is_fifo() or path.is_char_device():
             found.append(path)
         elif path.is_dir():
             inner: list[Path] = []
             for folder, folders, names in os.walk(path):
-                folders[:] = sorted(f for f in folders if f not in skipped)
+                folders[:] = sorted(f for f in folders if f not in SKIPPED_DIRECTORIES)
                 inner += [Path(folder) / n for n in names if _is_log(n)]
             found += sorted((p for p in inner if p.is_file()), key=_rotation)
         else:

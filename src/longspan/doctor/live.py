@@ -53,7 +53,7 @@ def _ask(host: Host, argv: Sequence[str], seconds: float) -> str:
         done = host.run(argv, timeout_seconds=seconds)
     except HostError:
         return ""
-    return done.stdout[-TEXT_CHARACTERS:] if done.returncode == 0 or done.stdout else ""
+    return done.stdout[-TEXT_CHARACTERS:]
 
 
 def _stack(host: Host, pid: int, seconds: float) -> str:

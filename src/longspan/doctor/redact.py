@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from longspan.doctor.addresses import kind_of_address
 from longspan.doctor.lines import NCCL_HOST, SYSLOG_HOST
 
+# What a secret's name holds; a number of tokens is none.
+_NAMES = r"token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key"
 _SECRET = re.compile(
-    r"(?i)\b(?P<key>[\w.-]{0,80}(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential|private[_-]?key)[\w.-]{0,80})"
+    rf"(?i)\b(?P<key>[\w.-]{{0,80}}(?:{_NAMES}|access[_-]?key|credential|private[_-]?key)[\w.-]{{0,80}})"
     r"(?P<mid>[\"']?\s*(?:=|:|=>)\s*[\"']?)(?P<value>(?!None\b|null\b|True\b|False\b|false\b|true\b|\[?redacted)[^\s\"',;}\])&]{4,})"
 )
 # The same as an option and its value, in a shell's or a list's words, and all values of a list.
@@ -20,9 +22,7 @@ _OPTION = re.compile(
     r"(?i)(?P<option>--[\w-]*(?:token(?!s|iz|-id|-count|-budget)|secret|passw(?:or)?d|api-?key|credential)[\w-]*[\"']?,?\s+[\"']?)"
     r"(?!-|\[?redacted)[^\s\"',\]]{4,}"
 )
-_SECRET_LIST = re.compile(
-    r"(?i)\b([\w.-]{0,80}(?:token(?!s|iz|_id|_ids|_count|_budget)|secret|passw(?:or)?d|api[_-]?key)[\w.-]{0,80}[\"']?\s*[=:]\s*)\[[^\[\]]*\]"
-)
+_SECRET_LIST = re.compile(rf"(?i)\b([\w.-]{{0,80}}(?:{_NAMES})[\w.-]{{0,80}}[\"']?\s*[=:]\s*)\[[^\[\]]*\]")
 _KEY_VARIABLE = re.compile(r"\b([A-Z][A-Z0-9_]*_KEY=[\"']?)(?!\[)[^\s\"',;]{8,}")
 # A signed address is as good as a password while it lasts.
 _SIGNED = re.compile(

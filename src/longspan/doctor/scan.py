@@ -18,9 +18,9 @@ from longspan.doctor.rules.rule import Mark, Rule
 from longspan.doctor.shapes import DIGITS, QUOTED, WORD_BYTES, Entry, is_open, unquoted
 
 # The index key of any exception's name: there are too many to list.
+ANY_ERROR, EXCEPTIONS = b"*error", (b"error", b"exception")
 # Of so many shapes of exceptions none tells anything: a log in which every line is a new one is read on without them.
 EXCEPTIONS_LIMIT = 20_000
-ANY_ERROR, EXCEPTIONS = b"*error", (b"error", b"exception")
 SHAPES_LIMIT = 30_000
 LINE_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 20_000

@@ -142,15 +142,14 @@ def judged(found: Sequence[Finding], where: Standing) -> list[Finding]:
     Args:
         found: from `live.examine`; its own word about the phase is replaced by ours, which knows our phases.
     """
-    told = [f for f in found if f.cause != "insufficient-evidence"]
     if where.over_seconds <= 0:
-        return as_context(told)
+        return as_context(found)
     stands = Finding(
         where.who, "warning", "insufficient-evidence",
         f'The launch stands in the phase "{where.phase}" {where.over_seconds:.0f} s beyond its budget; {where.who} has not passed it.',
         (), f"Look at {where.next_probe}.", "", "", 0.4,
     )  # fmt: skip
-    return [*told, stands]
+    return [*(f for f in found if f.cause != "insufficient-evidence"), stands]
 
 
 def as_context(found: Sequence[Finding]) -> list[Finding]:

@@ -49,9 +49,7 @@ def workload_json(answer: Answer) -> dict[str, Any]:
     return {
         "prompt_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
-        "requests_per_second": workload.trace_rate
-        if workload.trace
-        else workload.requests_per_second or None,
+        "requests_per_second": workload.open_rate or None,
         "concurrency": None if workload.is_open else answer.question.clients,
         "prefix_hit_share": workload.prefix_hit_share,
         "objectives": [str(one) for one in workload.objectives],

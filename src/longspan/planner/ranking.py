@@ -35,7 +35,7 @@ def with_highest_rate(question: Question, option: Option) -> Option:
     ):
         return option
     ways = option.copies * option.layout.dp
-    rate = workload.trace_rate if workload.trace else workload.requests_per_second
+    rate = workload.open_rate
     ceiling = max(option.steady.requests_per_second * 1.3, rate / ways)
     held = highest_rate(option.engine, option.limits, workload, ceiling, rate / ways)
     return replace(option, held_requests_per_second=held * ways)
@@ -107,7 +107,7 @@ def rank(question: Question, options: list[Option]) -> list[Option]:
 
 def needed_gpus(question: Question, option: Option) -> int:
     """GPUs that the stated rate takes: those of the option once simulated, before that by the closed form."""
-    rate = question.workload.trace_rate if question.workload.trace else question.workload.requests_per_second
+    rate = question.workload.open_rate
     if option.statistics is not None or not rate:
         return option.gpus
     each = option.steady.requests_per_second * option.layout.dp

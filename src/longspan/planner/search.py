@@ -11,7 +11,7 @@ from functools import lru_cache
 from longspan.model.facts import ModelFacts
 from longspan.plan import Layout, Receipt, Rejection
 from longspan.planner.engine import EngineSettings, GpuMemory, resolve
-from longspan.planner.engine_model import engine_model
+from longspan.planner.engine_model import Site, engine_model
 from longspan.planner.latency import capacity, steady
 from longspan.planner.layout import Pool, Slot, node_counts, pools, replicas, sites, smallest_memory_bytes
 from longspan.planner.legality import check
@@ -69,7 +69,7 @@ def evaluate(
     if rejection is not None:
         return Refused(pool.gpu_type, layout, rejection.rule, str(rejection), rejection)
     where, exchange = sites(layout, group)
-    memory = stage_memory(layout, group)
+    memory = _stage_memory(layout, group, where)
     found = _receipt(Identity(facts), layout, memory, settings)
     if found.max_concurrency < 1:
         return Refused(pool.gpu_type, layout, "memory", memory_words(found, question), receipt=found)
@@ -88,9 +88,8 @@ def evaluate(
     return Option(pool.gpu_type, layout, tuple(groups), found, engine, limits, load)
 
 
-def stage_memory(layout: Layout, group: tuple[Slot, ...]) -> tuple[GpuMemory, ...]:
-    """What the receipt must know of the GPUs of each stage of a replica."""
-    where, _ = sites(layout, group)
+def _stage_memory(layout: Layout, group: tuple[Slot, ...], where: tuple[Site, ...]) -> tuple[GpuMemory, ...]:
+    """What the receipt must know of the GPUs of each stage of a replica. `where`: the stages' `sites`."""
     return tuple(
         GpuMemory(site.gpu.name, size, site.group.kind in {"nvlink", "xgmi"})
         for site, size in zip(where, smallest_memory_bytes(group, layout), strict=True)
@@ -100,7 +99,8 @@ def stage_memory(layout: Layout, group: tuple[Slot, ...]) -> tuple[GpuMemory, ..
 def receipt_at(question: Question, option: Option, max_model_len: int) -> Receipt:
     """An option's receipt with another `max_model_len`: work areas and requests at once depend on it."""
     settings = replace(question.settings, max_model_len=max_model_len)
-    memory = stage_memory(option.layout, option.groups[0])
+    where, _ = sites(option.layout, option.groups[0])
+    memory = _stage_memory(option.layout, option.groups[0], where)
     return _receipt(Identity(question.facts), option.layout, memory, settings)
 
 
@@ -192,7 +192,8 @@ def across_pools(question: Question, all_pools: list[Pool]) -> Option | Refused 
         if not 2 <= len(group) <= min(_MAX_PP, len(question.facts.layers)):
             continue
         plain = Layout(tp, len(group))
-        memory = stage_memory(plain, group)
+        where, _ = sites(plain, group)
+        memory = _stage_memory(plain, group, where)
         settings = replace(question.settings, max_model_len=question.context_tokens)
         split = best_partition(question.facts, plain, memory, settings)
         mixed = Pool("+".join(pool.gpu_type for pool in all_pools), (), ())

@@ -26,7 +26,9 @@ HOPPER = StepCosts(
     reduce_seconds=20.9e-6, reduce_growth=1.7e-6, link_share=0.411, expert_skew=0.656,
     source=_POINTS,
 )  # fmt: skip
-BLACKWELL = StepCosts(
+# What follows the host, vLLM and the collectives is one fit for both families; the rest is Blackwell's own.
+BLACKWELL = replace(
+    HOPPER,
     dense_read=0.703, expert_read=0.393, cache_read=0.82,
     multiply={"bf16": 0.757, "fp8": 0.446, "fp4": 0.252, "mxfp4": 0.446, "int8": 0.446},
     expert_multiply={
@@ -35,9 +37,6 @@ BLACKWELL = StepCosts(
     },
     attend=0.441, layer_seconds=20.8e-6, expert_layer_seconds=18.2e-6,
     prefill_layer_seconds=200e-6, mixed_seconds=0.823e-3,
-    step_seconds=33.9e-6, request_seconds=0.829e-6, prompt_seconds=7.41e-3,
-    reduce_seconds=20.9e-6, reduce_growth=1.7e-6, link_share=0.411, expert_skew=0.656,
-    source=_POINTS,
 )  # fmt: skip
 # `prompt_seconds` of the points that were measured warm (vLLM 0.12): without the stall that later points show.
 WARM_PROMPT_SECONDS = 0.182e-3

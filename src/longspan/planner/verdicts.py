@@ -97,8 +97,7 @@ def objectives(answer: Answer, best: Option) -> str:
     )
     if not meets(answer.question, best):
         return f"{wanted} does NOT hold at this load with any option; the nearest has {values}."
-    rate = workload.trace_rate if workload.trace else workload.requests_per_second
-    text = f"{wanted} holds at {rate:.3g} requests/s on {gpus_words(best.gpus)} ({values})"
+    text = f"{wanted} holds at {workload.open_rate:.3g} requests/s on {gpus_words(best.gpus)} ({values})"
     text += f", and up to {held:.3g} requests/s." if held is not None else "."
     edge = [
         str(one)

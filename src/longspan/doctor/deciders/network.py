@@ -250,8 +250,8 @@ def hang_phase(event: Event, rule: Rule, scene: Scene) -> Guess:
 def frontend_silent(event: Event, rule: Rule, scene: Scene) -> Guess:
     """A front end on the same machine needs no open port: it died or was slow, and its own log says why."""
     far = re.search(r"headless|front-end at tcp://(?!127\.|localhost)", event.hit.text)
-    others = {e.hit.node for e in scene.of("api-server-start")} - {event.hit.node}
     starts = scene.of("api-server-start")
+    others = {e.hit.node for e in starts} - {event.hit.node}
     if starts and not others and not far and not scene.of("headless") and len(scene.nodes()) < 2:
         return Guess("insufficient-evidence", 0.6, ("port-blocked",), "the front end runs on this machine")
     return default(event, rule, scene)
