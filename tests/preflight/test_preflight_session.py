@@ -213,6 +213,33 @@ def test_a_path_mtu_on_loopback() -> None:
         listeners.close()
 
 
+@pytest.mark.parametrize(("largest", "mtu"), [(1500, 1500), (1450, 1450), (575, 0)])
+def test_a_slow_echo_is_not_a_small_mtu(largest: int, mtu: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that come after the patience for their size still speak for it; what is never answered does not pass."""
+    monkeypatch.setattr(trial, "_DATAGRAM_SECONDS", 0.02)
+    monkeypatch.setattr(trial, "_SLOW_SECONDS", 0.3)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as echo:
+        echo.bind(("127.0.0.2", 0))
+
+        def answer() -> None:
+            while True:
+                data, peer = echo.recvfrom(2048)
+                if data == b"end":
+                    return
+                if len(data) + 28 <= largest:
+                    time.sleep(0.05)
+                    echo.sendto(data[:64], peer)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = echo.getsockname()[1]
+        try:
+            assert trial.path_mtu("127.0.0.3", "127.0.0.2", port, "n", 1500)["mtu"] == mtu
+        finally:
+            echo.sendto(b"end", ("127.0.0.2", port))
+            thread.join()
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_a_real_collective_on_this_machine() -> None:
     """Two members with Gloo: right sums, and figures above zero."""
