@@ -192,3 +192,21 @@ class CheckError(LongspanError):
     """The pre-flight found an error on a node or between nodes, so a launch would fail or be wrong."""
 
     exit_code = 70
+
+
+class BenchError(LongspanError):
+    """The load test could not be made: the endpoint is away, refuses the key or does not know the model."""
+
+    exit_code = 90
+
+
+class ResultError(LongspanError):
+    """A result of a load test cannot be read or written."""
+
+    exit_code = 91
+
+
+class UnsoundRunError(LongspanError):
+    """The load test ran, but its figures are not to be believed: the client was the limit, counts differ, nothing succeeded."""
+
+    exit_code = 92
