@@ -7,10 +7,10 @@ therefore differs from its rate by about 1/sqrt(n), and the report prints the ra
 
 import itertools
 import math
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from longspan.bench.draws import Draws
 from longspan.errors import InputError
 
 OPEN_KINDS = ("constant", "poisson", "gamma", "ramp", "bursts")
@@ -66,9 +66,8 @@ class Pattern:
         return self.kind != "closed"
 
 
-def offsets(pattern: Pattern, seed: int) -> Iterator[float]:
+def offsets(pattern: Pattern, rng: Draws) -> Iterator[float]:
     """When requests are due, ascending, without end except for a trace; in a closed loop all are due at once."""
-    rng = random.Random(seed)  # noqa: S311 - a load, not a secret
     if pattern.kind == "closed":
         return itertools.repeat(0.0)
     if pattern.kind == "trace":

@@ -11,241 +11,29 @@ difference in the first block makes every later block unknown too.
 import hashlib
 import json
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from longspan.bench.draws import Draws, Generators
 from longspan.bench.load import Lengths, LoadSpec
 from longspan.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
-WORDS = [
-    "able",
-    "also",
-    "area",
-    "away",
-    "baby",
-    "back",
-    "ball",
-    "band",
-    "bank",
-    "base",
-    "bear",
-    "beat",
-    "been",
-    "best",
-    "bill",
-    "bird",
-    "blow",
-    "blue",
-    "boat",
-    "body",
-    "bone",
-    "book",
-    "born",
-    "both",
-    "burn",
-    "busy",
-    "call",
-    "calm",
-    "came",
-    "camp",
-    "card",
-    "care",
-    "case",
-    "cast",
-    "cell",
-    "city",
-    "club",
-    "coal",
-    "coat",
-    "code",
-    "cold",
-    "come",
-    "cook",
-    "cool",
-    "copy",
-    "corn",
-    "cost",
-    "crew",
-    "crop",
-    "dark",
-    "data",
-    "date",
-    "days",
-    "dead",
-    "deal",
-    "deep",
-    "desk",
-    "diet",
-    "door",
-    "down",
-    "draw",
-    "drop",
-    "dust",
-    "duty",
-    "each",
-    "earn",
-    "east",
-    "easy",
-    "edge",
-    "even",
-    "ever",
-    "face",
-    "fact",
-    "fair",
-    "fall",
-    "farm",
-    "fast",
-    "feel",
-    "feet",
-    "fell",
-    "file",
-    "fill",
-    "film",
-    "find",
-    "fine",
-    "fire",
-    "firm",
-    "fish",
-    "five",
-    "flat",
-    "flow",
-    "food",
-    "foot",
-    "form",
-    "four",
-    "free",
-    "from",
-    "full",
-    "fund",
-    "gain",
-    "game",
-    "gate",
-    "gave",
-    "gift",
-    "girl",
-    "give",
-    "glad",
-    "goal",
-    "goes",
-    "gold",
-    "gone",
-    "good",
-    "gray",
-    "grew",
-    "grow",
-    "hair",
-    "half",
-    "hall",
-    "hand",
-    "hard",
-    "head",
-    "hear",
-    "heat",
-    "held",
-    "help",
-    "here",
-    "high",
-    "hill",
-    "hold",
-    "hole",
-    "home",
-    "hope",
-    "hour",
-    "huge",
-    "idea",
-    "into",
-    "iron",
-    "item",
-    "join",
-    "jump",
-    "just",
-    "keep",
-    "kept",
-    "kind",
-    "king",
-    "knew",
-    "know",
-    "lack",
-    "lady",
-    "laid",
-    "lake",
-    "land",
-    "lane",
-    "last",
-    "late",
-    "lead",
-    "left",
-    "less",
-    "life",
-    "lift",
-    "like",
-    "line",
-    "list",
-    "live",
-    "load",
-    "loan",
-    "long",
-    "look",
-    "lord",
-    "lose",
-    "loss",
-    "lost",
-    "love",
-    "luck",
-    "made",
-    "mail",
-    "main",
-    "make",
-    "male",
-    "mark",
-    "mass",
-    "meal",
-    "mean",
-    "meat",
-    "meet",
-    "mile",
-    "milk",
-    "mind",
-    "mine",
-    "miss",
-    "mode",
-    "moon",
-    "more",
-    "most",
-    "move",
-    "much",
-    "must",
-    "name",
-    "near",
-    "neck",
-    "need",
-    "news",
-    "next",
-    "nice",
-    "nine",
-    "none",
-    "nose",
-    "note",
-    "okay",
-    "once",
-    "only",
-    "open",
-    "over",
-    "pace",
-    "pack",
-    "page",
-    "paid",
-    "pain",
-    "pair",
-    "palm",
-    "park",
-    "part",
-    "pass",
-    "past",
-    "path",
-]
+_WORDS = """
+able also area away baby back ball band bank base bear beat been best bill bird blow blue boat
+body bone book born both burn busy call calm came camp card care case cast cell city club coal
+coat code cold come cook cool copy corn cost crew crop dark data date days dead deal deep desk
+diet door down draw drop dust duty each earn east easy edge even ever face fact fair fall farm
+fast feel feet fell file fill film find fine fire firm fish five flat flow food foot form four
+free from full fund gain game gate gave gift girl give glad goal goes gold gone good gray grew
+grow hair half hall hand hard head hear heat held help here high hill hold hole home hope hour
+huge idea into iron item join jump just keep kept kind king knew know lack lady laid lake land
+lane last late lead left less life lift like line list live load loan long look lord lose loss
+lost love luck made mail main make male mark mass meal mean meat meet mile milk mind mine miss
+mode moon more most move much must name near neck need news next nice nine none nose note okay
+once only open over pace pack page paid pain pair palm park part pass past path
+"""
+WORDS = tuple(_WORDS.split())
 WIDTH = 5  # letters and the blank behind them
 SALT_WORDS = 12
 _TEXT_WORDS = 1 << 17
@@ -292,6 +80,7 @@ class PromptMaker:
     Args:
         spec: the load.
         rate: what a word is in tokens.
+        generators: makes a seeded generator; `random.Random`.
         talks: ShareGPT's conversations, for `spec.prompts == "sharegpt"`.
         trace: for `spec.prompts == "trace"`.
     """
@@ -300,21 +89,23 @@ class PromptMaker:
         self,
         spec: LoadSpec,
         rate: WordRate,
+        generators: Generators,
         talks: Sequence[tuple[str, ...]] = (),
         trace: Sequence[TraceRequest] = (),
     ) -> None:
         self._spec = spec
         self._rate = rate
+        self._generators = generators
         self._talks = talks
         self._trace = trace
-        self._text = _random_text(spec.seed, _TEXT_WORDS)
+        self._text = _random_text(generators(f"text/{spec.seed}"), _TEXT_WORDS)
         self._shared = (
             self._slice(0, rate.words(spec.shared_prefix_tokens)) if spec.shared_prefix_tokens else ""
         )
 
     def make(self, index: int) -> Request:
         """The request of this index."""
-        rng = random.Random(f"{self._spec.seed}/{index}")  # noqa: S311 - a load, not a secret
+        rng = self._generators(f"{self._spec.seed}/{index}")
         output = draw_length(self._spec.output, rng)
         if self._talks:
             talk = self._talks[index % len(self._talks)]
@@ -337,7 +128,7 @@ class PromptMaker:
         digest = hashlib.blake2b(f"{self._spec.salt}/{name}".encode(), digest_size=SALT_WORDS).digest()
         return "".join(WORDS[byte % len(WORDS)] + " " for byte in digest)
 
-    def _random(self, rng: random.Random, name: int | str, words: int) -> str:
+    def _random(self, rng: Draws, name: int | str, words: int) -> str:
         salt = self.salt(name)[: max(1, words) * WIDTH]
         return salt + self._slice(rng.randrange(_TEXT_WORDS), words - len(salt) // WIDTH)
 
@@ -354,18 +145,18 @@ class PromptMaker:
     def _traced(self, index: int, one: TraceRequest) -> str:
         words = self._rate.words(one.prompt_tokens)
         if not one.blocks:
-            return self._random(random.Random(f"{self._spec.seed}/{index}/t"), index, words)  # noqa: S311
+            return self._random(self._generators(f"{self._spec.seed}/{index}/t"), index, words)
         block_words = round(MOONCAKE_BLOCK_TOKENS / self._rate.tokens_each)
         parts = []
         for name in one.blocks[: math.ceil(words / block_words)]:
-            rng = random.Random(f"{self._spec.seed}/block/{name}")  # noqa: S311
+            rng = self._generators(f"{self._spec.seed}/block/{name}")
             parts.append(self._random(rng, f"block {name}", block_words))
         text = "".join(parts)[: words * WIDTH]
         missing = words - len(text) // WIDTH
         return text + (self._slice(index % _TEXT_WORDS, missing) if missing > 0 else "")
 
 
-def draw_length(lengths: Lengths, rng: random.Random) -> int:
+def draw_length(lengths: Lengths, rng: Draws) -> int:
     """One length; at least 1."""
     mean, spread = lengths.mean, lengths.spread
     if lengths.kind == "fixed" or not spread:
@@ -403,6 +194,5 @@ def body(
     return json.dumps({**found, **spec.extra}).encode()
 
 
-def _random_text(seed: int, words: int) -> str:
-    rng = random.Random(f"text/{seed}")  # noqa: S311 - a load, not a secret
+def _random_text(rng: Draws, words: int) -> str:
     return "".join(word + " " for word in rng.choices(WORDS, k=words))
