@@ -192,3 +192,9 @@ class CheckError(LongspanError):
     """The pre-flight found an error on a node or between nodes, so a launch would fail or be wrong."""
 
     exit_code = 70
+
+
+class DashboardKeyError(LongspanError):
+    """The file with the dashboard's key cannot be read, or holds none."""
+
+    exit_code = 102

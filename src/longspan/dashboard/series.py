@@ -126,3 +126,26 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def thin(points: list[tuple[int, float, float]], most: int) -> list[tuple[int, float, float]]:
+    """At most `most` points (at, mean, peak): neighbours become one, with the mean of their means and the highest peak.
+
+    Neighbours are those of one stretch of time, so that a gap stays a gap.
+    """
+    if len(points) <= most or most < 1:
+        return points
+    begin, end = points[0][0], points[-1][0]
+    stretch = (end - begin) // most + 1
+    found: list[tuple[int, float, float]] = []
+    held: list[tuple[int, float, float]] = []
+    for point in points:
+        if held and (point[0] - begin) // stretch != (held[0][0] - begin) // stretch:
+            found.append(_merged(held))
+            held = []
+        held.append(point)
+    return [*found, _merged(held)]
+
+
+def _merged(points: list[tuple[int, float, float]]) -> tuple[int, float, float]:
+    return points[0][0], sum(mean for _, mean, _ in points) / len(points), max(peak for *_, peak in points)

@@ -42,10 +42,13 @@ RINGS = (
     Ring("hour", 10, 360, ("cluster/", "replica/")),
     Ring("day", 60, DAY_SECONDS // 60, ("",)),
 )
-SCHEMA = "create table if not exists series (id integer primary key, name text unique, seen integer);" + "".join(
-    f"create table if not exists {ring.table} (series integer, slot integer, at integer, mean real, peak real,"
-    " primary key (series, slot)) without rowid;"
-    for ring in RINGS
+SCHEMA = (
+    "create table if not exists series (id integer primary key, name text unique, seen integer);"
+    + "".join(
+        f"create table if not exists {ring.table} (series integer, slot integer, at integer, mean real, peak real,"
+        " primary key (series, slot)) without rowid;"
+        for ring in RINGS
+    )
 )
 
 
@@ -169,7 +172,9 @@ class History:
             ids.clear()
             ids.update(db.execute("select name, id from series"))
         if ring.prefixes == ("",):
-            db.executemany("update series set seen = ? where id = ?", [(now, ids[n]) for n, *_ in rows if n in ids])
+            db.executemany(
+                "update series set seen = ? where id = ?", [(now, ids[n]) for n, *_ in rows if n in ids]
+            )
         kept = [
             (ids[name], at // ring.bucket_seconds % ring.slots, at, mean, peak)
             for name, at, mean, peak in rows
@@ -208,7 +213,9 @@ class History:
 
 def _register(db: sqlite3.Connection, names: list[str], now: int) -> None:
     """Gives new series a number; those that were silent for a day make room, with their points."""
-    old = [(number,) for (number,) in db.execute("select id from series where seen < ?", (now - DAY_SECONDS,))]
+    old = [
+        (number,) for (number,) in db.execute("select id from series where seen < ?", (now - DAY_SECONDS,))
+    ]
     for ring in RINGS:
         db.executemany(f"delete from {ring.table} where series = ?", old)  # noqa: S608 - as above
     db.executemany("delete from series where id = ?", old)
