@@ -146,9 +146,8 @@ def read_picture(content: bytes) -> Picture:
         ValueError: it is none.
     """
     text = content.decode()
-    document = json.loads(text)
     try:
-        return Picture(ClusterView.from_json(document), text)
+        return Picture(ClusterView.from_json(json.loads(text)), text)
     except RecursionError as error:
         raise RecordError("it is nested too deeply") from error
 
