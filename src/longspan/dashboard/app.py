@@ -160,8 +160,9 @@ class Dashboard:
         return web.json_response({"name": self.name, "csrf": session.csrf, "overview": OVERVIEW})
 
     async def session(self, request: web.Request) -> web.Response:
-        """What a page needs that is loaded again."""
-        return self._about(self._session(request))
+        """What a page needs that is loaded again; nothing (204) where nobody is logged in, which is no error."""
+        session = self.sessions.find(request.cookies.get(self._cookie, ""), time.monotonic())
+        return self._about(session) if session else web.Response(status=204)
 
     # ---- what
     async def stream(self, request: web.Request) -> web.StreamResponse:

@@ -144,19 +144,34 @@ class History:
 
     def _write(self) -> None:
         ids: dict[str, int] = {}
+        db: sqlite3.Connection | None = None
+        file = -1
         while (batch := self._queue.get()) is not None:
             try:
-                # Opened anew each time (every 10 s): a file that somebody removed or a disk that was full heals by itself.
-                with contextlib.closing(_open(self.path)) as db:
+                if db is not None and self._inode() != file:  # somebody removed or replaced the file
+                    db.close()
+                    db = None
+                if db is None:
+                    ids.clear()
+                    db = _open(self.path)
                     db.executescript(SCHEMA)
-                    with db:
-                        for table, rows in batch:
-                            self._write_rows(db, ids, table, rows)
+                    file = self._inode()
+                with db:
+                    for table, rows in batch:
+                        self._write_rows(db, ids, table, rows)
                 self.trouble = ""
             except (sqlite3.Error, OSError) as error:
-                ids.clear()
+                ids.clear()  # those of a transaction that was taken back
                 self.lost += sum(len(rows) for _, rows in batch)
-                self.trouble = f"the history is not being kept: {error}"
+                self.trouble = f"it is not being kept: {error}"
+        if db is not None:
+            db.close()
+
+    def _inode(self) -> int:
+        try:
+            return self.path.stat().st_ino
+        except FileNotFoundError:
+            return -1
 
     def _write_rows(
         self,

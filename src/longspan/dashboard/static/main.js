@@ -89,7 +89,7 @@ async function again() {
   stream.close();
   try {
     const answer = await fetch("/api/session");
-    if (answer.status === 401) return leave("The session has ended.");
+    if (answer.status === 204) return leave("The session has ended.");
     if (answer.ok) actions.useToken((await answer.json()).csrf);
   } catch {
     // still away
@@ -106,6 +106,8 @@ function draw() {
   if (!view) return;
   // Nothing can be asked of a controller that does not answer.
   const allowed = fresh ? frame.actions : {};
+  document.body.classList.toggle("many-nodes", view.nodes.length > 12);
+  document.body.classList.toggle("many-replicas", view.replicas.length > 8);
   notices.draw(view);
   picture.draw(view);
   replicas.draw(view, allowed);
@@ -136,4 +138,4 @@ picture.start(byId("picture"), nodes.show);
 replicas.start(byId("replicas"));
 nodes.start(byId("nodes"));
 charts.start();
-fetch("/api/session").then(async (answer) => (answer.ok ? enter(await answer.json()) : leave("")), () => leave("The dashboard does not answer."));
+fetch("/api/session").then(async (answer) => (answer.status === 200 ? enter(await answer.json()) : leave("")), () => leave("The dashboard does not answer."));
