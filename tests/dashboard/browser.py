@@ -47,7 +47,9 @@ class Page:
 
     async def value(self, expression: str) -> Any:
         """What a JavaScript expression gives; promises are waited for."""
-        answer = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        answer = await self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in answer:
             raise AssertionError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
@@ -67,7 +69,9 @@ class Page:
         """One key of `KEYS`, down and up."""
         name, code, text = KEYS[key]
         common = {"key": name, "code": "Space" if key == "Space" else name, "windowsVirtualKeyCode": code}
-        await self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
+        await self.call(
+            "Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common
+        )
         await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     async def type(self, text: str) -> None:
@@ -77,11 +81,16 @@ class Page:
     async def size(self, width: int, height: int = 900, *, dark: bool = False) -> None:
         """The window, and which theme the system prefers."""
         await self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call(
-            "Emulation.setEmulatedMedia", features=[scheme, {"name": "prefers-reduced-motion", "value": "reduce"}]
+            "Emulation.setEmulatedMedia",
+            features=[scheme, {"name": "prefers-reduced-motion", "value": "reduce"}],
         )
 
     async def shoot(self, path: Path, *, whole: bool = True) -> None:
@@ -135,7 +144,9 @@ class Browser:
     async def page(self, url: str, width: int = 1280, height: int = 900, *, dark: bool = False) -> Page:
         """A page in a profile of its own, so that no cookie is shared."""
         context = (await self.call("Target.createBrowserContext"))["browserContextId"]
-        target = (await self.call("Target.createTarget", url="about:blank", browserContextId=context))["targetId"]
+        target = (await self.call("Target.createTarget", url="about:blank", browserContextId=context))[
+            "targetId"
+        ]
         session = (await self.call("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
         page = self._pages[session] = Page(self, session)
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -160,7 +171,9 @@ async def open_browser(directory: Path) -> AsyncIterator[Browser]:
         port_file = directory / "profile" / "DevToolsActivePort"
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not port_file.exists() or port_file.read_text().count("\n") < 1:
-                assert process.returncode is None, (directory / "browser.log").read_text(errors="replace")[-2000:]
+                assert process.returncode is None, (directory / "browser.log").read_text(errors="replace")[
+                    -2000:
+                ]
                 await asyncio.sleep(0.05)
         port, way = port_file.read_text().split("\n")[:2]
         async with (

@@ -29,7 +29,9 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serve(source: SimulatedSource, history: Path | None = None, *, running: bool = True) -> AsyncIterator[Served]:
+async def serve(
+    source: SimulatedSource, history: Path | None = None, *, running: bool = True
+) -> AsyncIterator[Served]:
     """The dashboard, asking its source once a second unless `running` is false."""
     log: list[str] = []
     hub = Hub(source, History(history) if history else None, "" if history else "no file was given")

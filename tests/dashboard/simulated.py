@@ -69,10 +69,24 @@ def port(node: int, number: int, at: float, busy: bool) -> PortView:
     if node % 9 == 7 and number == 2:
         return PortView(f"mlx5_{number}/1", "rdma", False, 400e9)
     load = wave(at, node + number / 3, 0.02, 0.93) if busy else 0.0
-    return PortView(f"mlx5_{number}/1", "rdma", True, 400e9, load * 46e9, load * 44e9, 0.0, 0.0, 0, 0, netdev=f"ib{number}")
+    return PortView(
+        f"mlx5_{number}/1",
+        "rdma",
+        True,
+        400e9,
+        load * 46e9,
+        load * 44e9,
+        0.0,
+        0.0,
+        0,
+        0,
+        netdev=f"ib{number}",
+    )
 
 
-def deployment(nodes: int, at: float, *, gpus: int = 8, silent: tuple[int, ...] = (), per_replica: int = 2) -> ClusterView:
+def deployment(
+    nodes: int, at: float, *, gpus: int = 8, silent: tuple[int, ...] = (), per_replica: int = 2
+) -> ClusterView:
     """A picture of `nodes` nodes, `per_replica` of them a replica; the last node is spare where they do not divide.
 
     Args:
@@ -110,7 +124,9 @@ def deployment(nodes: int, at: float, *, gpus: int = 8, silent: tuple[int, ...] 
     )  # fmt: skip
 
 
-def _replica(number: int, nodes: list[str], gpus: int, at: float, silent: tuple[int, ...], first: int) -> ReplicaView:
+def _replica(
+    number: int, nodes: list[str], gpus: int, at: float, silent: tuple[int, ...], first: int
+) -> ReplicaView:
     hurt = any(first <= index < first + len(nodes) for index in silent)
     ranks = tuple(
         RankView(n * gpus + i, node, i, n, 5000 + i, (f"GPU-{first + n:04d}-{i:04d}",))
@@ -152,7 +168,9 @@ def _alarms(
     )  # fmt: skip
     events = [
         EventView(1, at - 7200, "phase", "default", "serving"),
-        EventView(2, at - 3100, "alarm", "r0", "TTFT p99 was over its objective for 4 min: 2.9 s against 2.0 s"),
+        EventView(
+            2, at - 3100, "alarm", "r0", "TTFT p99 was over its objective for 4 min: 2.9 s against 2.0 s"
+        ),
         EventView(3, at - 2860, "alarm-over", "r0", "TTFT p99 is below its objective again"),
         EventView(4, at - 340, "alarm", names[min(4, len(names) - 1)], "eth0 drops packets"),
         *(EventView(5 + n, at - 23, "node", names[i], "fell silent") for n, i in enumerate(silent)),

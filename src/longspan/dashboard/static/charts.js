@@ -3,7 +3,7 @@
 import { byId, el, keyed, remember, remembered, set, svg, text } from "./dom.js";
 import { clock, dollars, moment, number, rate, seconds, share, short } from "./units.js";
 
-const WIDTH = 360, HEIGHT = 120, LEFT = 4, RIGHT = 4, TOP = 8, BOTTOM = 18;
+const WIDTH = 360, HEIGHT = 120, LEFT = 4, RIGHT = 4, TOP = 16, BOTTOM = 18;
 const REFRESH_SECONDS = 30;
 const HOURS = [1, 6, 24];
 const latency = (prefix) => ["p50", "p95", "p99"].map((name) => [`${prefix}_${name}_seconds`, name]);
@@ -134,7 +134,7 @@ function update(figure, chart, found) {
   const gap = Math.max(2.5 * found.bucket_seconds, (2.5 * hours * 3600) / 240);
   figure.layer.replaceChildren(
     ...[0, 0.5, 1].map((at) => svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(top * at), y2: y(top * at) })),
-    svg("text", { class: "axis", x: LEFT + 2, y: TOP + 9 }, chart.unit(top)),
+    svg("text", { class: "axis", x: LEFT, y: TOP - 4 }, chart.unit(top)),
     svg("text", { class: "axis", x: LEFT, y: HEIGHT - 5 }, clock(from).slice(0, 5)),
     svg("text", { class: "axis end", x: WIDTH - RIGHT, y: HEIGHT - 5 }, clock(until).slice(0, 5)),
     ...lines.map((line) => svg("path", { class: `line line-${line.index}`, d: path(line.points, x, y, gap) })),

@@ -53,7 +53,7 @@ function alarms(view) {
   text(byId("alarm-count"), sorted.length ? String(sorted.length) : "none");
   keyed(byId("alarms"), sorted, (alarm) => alarm.key, makeAlarm, (node, alarm) => {
     const { finding } = alarm;
-    set(node, "class", `alarm ${finding.severity}`);
+    set(node, "class", `alarm severity-${finding.severity}`);
     text(node.mark, finding.severity);
     text(node.subject, finding.subject);
     text(node.what, finding.summary);

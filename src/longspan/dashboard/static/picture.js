@@ -51,7 +51,7 @@ export function draw(view) {
   const width = Math.max(240, host.clientWidth - 32);
   const size = { ...SIZES.find((one) => view.nodes.length <= one.most) };
   if (width < 500 && size.box[0] > 100 && view.nodes.length > 2) Object.assign(size, SIZES[2]);
-  size.box = [Math.min(size.box[0], width - 2 * LANE.pad), size.box[1]];
+  grow(size, width, Math.max(1, ...view.replicas.map((replica) => replica.nodes.length)));
   const fitted = fit(lanes(view), width, size);
   const down = new Set(view.alarms.map((alarm) => alarm.finding.subject));
   set(canvas, "viewBox", `0 0 ${width} ${fitted.height}`);
@@ -60,6 +60,18 @@ export function draw(view) {
   keyed(canvas, fitted.lanes, (lane) => lane.key, makeLane, (group, lane) => updateLane(group, lane, size, down));
   const nodes = [...canvas.querySelectorAll(".node")];
   if (nodes.length && !nodes.some((node) => node.getAttribute("tabindex") === "0")) set(nodes[0], "tabindex", 0);
+}
+
+// Boxes take the room that a row of lanes would leave empty, within reason.
+function grow(size, width, longest) {
+  const across = Math.min(longest, Math.floor((width - 2 * LANE.pad + 8) / (size.box[0] + 8))) || 1;
+  const lane = (box) => across * (box + 8) - 8 + 2 * LANE.pad;
+  const beside = Math.max(1, Math.floor((width + LANE.gap) / (lane(size.box[0]) + LANE.gap)));
+  const box = Math.floor(((width + LANE.gap) / beside - LANE.gap - 2 * LANE.pad + 8) / across - 8);
+  size.box = [Math.min(box, Math.round(size.box[0] * 1.7)), size.box[1]];
+  const unit = Math.min(Math.floor((size.box[0] - 16) / 8) - size.gap, Math.round(size.unit * 1.6));
+  size.box[1] += Math.max(0, unit - size.unit);
+  size.unit = Math.max(size.unit, unit);
 }
 
 // Lanes flow like words: as many beside each other as fit, a long one breaks into rows of its own.
