@@ -28,7 +28,7 @@ from longspan.deployment import DeploymentSpec
 from longspan.errors import MonitorConfigError
 from longspan.launch.events import Event, Lines
 from longspan.monitor import exposition
-from longspan.monitor.alarms import AlarmBook, Change
+from longspan.monitor.alarms import AlarmBook
 from longspan.monitor.frontdoor import GatewayFigures
 from longspan.monitor.metrics import EngineFigures
 from longspan.monitor.objectives import Objectives, parse_objectives
