@@ -1,11 +1,13 @@
 """One node or one replica of `longspan top`, opened."""
 
+import re
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from longspan.cli import top_words
-from longspan.cli.top_screen import alarm_line, gpu_table, port_table
+from longspan.cli.top_screen import COLOURS, gpu_table, port_table
 from longspan.cli.top_state import TopState
 from longspan.cli.top_words import NA, age, gib, number, percent
 from longspan.monitor.view import ClusterView, LatencyView, NodeView, ReplicaView
@@ -38,11 +40,7 @@ def _node(view: ClusterView, node: NodeView) -> Group:
         parts += [gpu_table(node), Text()]
     parts += [port_table(node), Text(), _processes(node), Text()]
     parts += [Text(f"  ? {node.name} no longer tells {what}", "yellow") for what in node.missing]
-    parts += [
-        alarm_line(a, view.taken_at_unix_seconds)
-        for a in view.alarms
-        if a.finding.subject.startswith(node.name)
-    ]
+    parts += _alarms(view, node.name)
     return Group(*parts)
 
 
@@ -90,9 +88,7 @@ def _replica(view: ClusterView, replica: ReplicaView) -> Group:
         _latency("prefill", replica.prefill), Text(), _ranks(view, replica), Text(),
     ]  # fmt: skip
     parts += [Text(f"  ? no longer gives {name}", "yellow") for name in replica.missing]
-    parts += [
-        alarm_line(a, view.taken_at_unix_seconds) for a in view.alarms if a.finding.subject == replica.name
-    ]
+    parts += _alarms(view, replica.name)
     return Group(*parts)
 
 
@@ -111,3 +107,17 @@ def _ranks(view: ClusterView, replica: ReplicaView) -> Table:
             str(rank.rank), str(rank.pp_rank), str(rank.tp_rank), rank.node, str(rank.pid or NA), *figures
         )
     return table
+
+
+def _alarms(view: ClusterView, name: str) -> list[RenderableType]:
+    """The alarms about a node or replica whole, with what to do."""
+    found: list[RenderableType] = []
+    for alarm in view.alarms:
+        finding = alarm.finding
+        # "n1", "n1/3 clock", "n1 RAM", but not "n10".
+        if re.match(rf"{re.escape(name)}(?![\w.-])", finding.subject):
+            found.append(
+                Text.assemble((f"{finding.severity:<7} ", COLOURS[finding.severity]), finding.summary)
+            )
+            found.append(Text(f"        {finding.remedy}", "dim"))
+    return found

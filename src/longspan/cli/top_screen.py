@@ -138,7 +138,8 @@ def node_table(found: Sequence[NodeView], room: int, selected: int | None) -> Ta
             percent(top_words.middle([g.utilisation_share for g in gpus])),
             Text(percent(full), "yellow" if (full or 0) > 0.97 else ""), number(sum(watts) if watts else None),
             number(top_words.highest([g.temperature_celsius for g in gpus])), rate(net[0]), rate(net[1]), rate(rdma[0]),
-            percent(one.cpu_share), percent(ram), style=SELECTED if index == selected else "",
+            percent(one.cpu_share), percent(ram),
+            style=SELECTED if index == selected else ("dim" if one.state in {"silent", "unseen"} else ""),
         )  # fmt: skip
     if last - first < len(found):
         table.caption, table.caption_justify = f"{first + 1} to {last} of {len(found)} nodes", "left"
