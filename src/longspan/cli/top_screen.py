@@ -27,7 +27,7 @@ def screen(view: ClusterView, state: TopState, *, height: int, keys: bool = True
         keys: whether somebody sits there, who selects and can press some.
     """
     alarms = _alarms(view, MAX_ALARMS if height else 100)
-    fixed = 4 + len(alarms) + 3 + (1 if keys else 0)
+    fixed = 3 + 2 * 2 + 2 + len(alarms) + (1 if keys else 0)  # head, two tables' titles and counts, gaps
     room = max(4, height - fixed) if height else 10_000
     share = min(len(view.replicas), max(2, room // 3))
     if state.table == "replicas" and keys:
