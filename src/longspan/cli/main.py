@@ -18,6 +18,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "up": ("longspan.cli.up", "Serve a model: start everything, end with real tokens and a proof."),
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+    "top": ("longspan.cli.top", "Nodes, GPUs, ports, replicas, queue and alarms on one screen."),
+    "logs": ("longspan.cli.logs", "The logs of a replica or node, from all machines."),
     "probe": ("longspan.cli.probe", "Ask for one token; for the probes of Kubernetes and systemd."),
     "manifest": (
         "longspan.cli.manifest",
