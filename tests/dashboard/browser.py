@@ -58,7 +58,7 @@ class Page:
         """Waits until an expression gives something true, and returns it."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while not (found := await self.value(expression)):
+                while not (found := await self.value(expression)):  # noqa: ASYNC110 - a page has no event for it
                     await asyncio.sleep(0.05)
         except TimeoutError:
             body = await self.value("document.body.innerText.slice(0, 1500)")
@@ -96,7 +96,7 @@ class Page:
     async def shoot(self, path: Path, *, whole: bool = True) -> None:
         """A picture of the page as PNG."""
         shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
+        path.write_bytes(base64.b64decode(shot["data"]))  # noqa: ASYNC240 - nothing else waits
 
 
 class Browser:
@@ -170,7 +170,7 @@ async def open_browser(directory: Path) -> AsyncIterator[Browser]:
     try:
         port_file = directory / "profile" / "DevToolsActivePort"
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not port_file.exists() or port_file.read_text().count("\n") < 1:
+            while not port_file.exists() or port_file.read_text().count("\n") < 1:  # noqa: ASYNC110 - nor has a file
                 assert process.returncode is None, (directory / "browser.log").read_text(errors="replace")[
                     -2000:
                 ]

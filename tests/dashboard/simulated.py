@@ -24,6 +24,7 @@ from longspan.monitor.view import (
 )
 
 GIB = 1 << 30
+DONE = Outcome(200, "")
 
 
 def wave(at: float, phase: float, low: float, high: float, period: float = 240.0) -> float:
@@ -167,13 +168,16 @@ def _alarms(
                   "Raise the ring buffer: ethtool -G eth0 rx 8192", "ethtool -G eth0 rx 1024", "sysfs"))
     )  # fmt: skip
     events = [
-        EventView(1, at - 7200, "phase", "default", "serving"),
+        EventView(1, at - 7200, "state", "default", "default: loading -> serving"),
         EventView(
             2, at - 3100, "alarm", "r0", "TTFT p99 was over its objective for 4 min: 2.9 s against 2.0 s"
         ),
-        EventView(3, at - 2860, "alarm-over", "r0", "TTFT p99 is below its objective again"),
+        EventView(3, at - 2860, "over", "r0", "TTFT p99 is below its objective again"),
         EventView(4, at - 340, "alarm", names[min(4, len(names) - 1)], "eth0 drops packets"),
-        *(EventView(5 + n, at - 23, "node", names[i], "fell silent") for n, i in enumerate(silent)),
+        *(
+            EventView(5 + n, at - 23, "state", names[i], f"{names[i]}: up -> silent")
+            for n, i in enumerate(silent)
+        ),
     ]
     return tuple(alarms), tuple(events)
 
@@ -189,7 +193,7 @@ class SimulatedSource:
     view: ClusterView
     away: str = ""
     known: tuple[str, ...] = VERBS
-    answer: Outcome = Outcome(200, "")
+    answer: Outcome = DONE
     acted: list[tuple[str, str]] = field(default_factory=list)
 
     async def picture(self) -> Picture:

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from dashboard.simulated import deployment
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dashboard.simulated import deployment
 from longspan.dashboard.series import OVERVIEW, series, thin
 from longspan.monitor.history import MAX_SERIES
 from longspan.monitor.view import ClusterView

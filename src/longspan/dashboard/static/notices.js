@@ -83,7 +83,7 @@ function makeAlarm() {
 
 function events(view) {
   const newest = view.events.slice(-60).reverse();
-  keyed(byId("events"), newest, (event) => String(event.number), (event) =>
+  keyed(byId("events"), newest, (event) => `${event.number}:${event.at_unix_seconds}`, (event) =>
     el("li", { class: `event kind-${/^[a-z-]+$/.test(event.kind) ? event.kind : "other"}` },
       el("time", { datetime: new Date(event.at_unix_seconds * 1000).toISOString() }, moment(event.at_unix_seconds)),
       el("span", { class: "kind" }, event.kind), el("b", {}, event.subject), " ", el("span", {}, event.text)));
