@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +145,7 @@ class Browser:
 
     async def page(self, url: str, width: int = 1280, height: int = 900, *, dark: bool = False) -> Page:
         """A page in a profile of its own, so that no cookie is shared."""
-        context = (await self.call("Target.createBrowserContext"))["browserContextId"]
+        context = (await self.call("Target.createBrowserContext", disposeOnDetach=True))["browserContextId"]
         target = (await self.call("Target.createTarget", url="about:blank", browserContextId=context))[
             "targetId"
         ]
@@ -156,39 +158,42 @@ class Browser:
         return page
 
 
-@contextlib.asynccontextmanager
-async def open_browser(directory: Path) -> AsyncIterator[Browser]:
-    """Starts the browser with a fresh profile, and ends it."""
+@contextlib.contextmanager
+def run_browser(directory: Path) -> Iterator[str]:
+    """Starts the browser with a fresh profile, gives the address of its WebSocket, and ends it."""
     path = program()
-    log = (directory / "browser.log").open("wb")
-    process = await asyncio.create_subprocess_exec(
-        path, "--headless=new" if path.endswith("chromium") else "--headless", "--remote-debugging-port=0", "--disable-gpu",
-        "--no-first-run", "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
-        *(["--no-sandbox"] if os.geteuid() == 0 else []), f"--user-data-dir={directory / 'profile'}", "about:blank",
-        stdout=log, stderr=log, start_new_session=True,
-    )  # fmt: skip
+    with (directory / "browser.log").open("wb") as log:
+        process = subprocess.Popen(
+            [path, "--headless=new" if path.endswith("chromium") else "--headless", "--remote-debugging-port=0",
+             "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+             "--hide-scrollbars", *(["--no-sandbox"] if os.geteuid() == 0 else []),
+             f"--user-data-dir={directory / 'profile'}", "about:blank"],
+            stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
     try:
         port_file = directory / "profile" / "DevToolsActivePort"
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not port_file.exists() or port_file.read_text().count("\n") < 1:  # noqa: ASYNC110 - nor has a file
-                assert process.returncode is None, (directory / "browser.log").read_text(errors="replace")[
-                    -2000:
-                ]
-                await asyncio.sleep(0.05)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not port_file.exists() or port_file.read_text().count("\n") < 1:
+            said = (directory / "browser.log").read_text(errors="replace")[-2000:]
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
         port, way = port_file.read_text().split("\n")[:2]
-        async with (
-            aiohttp.ClientSession() as http,
-            http.ws_connect(f"ws://127.0.0.1:{port}{way}", max_msg_size=64 << 20) as socket,
-        ):
-            browser = Browser(socket)
-            listening = asyncio.create_task(browser.listen())
-            try:
-                yield browser
-            finally:
-                listening.cancel()
-                await asyncio.gather(listening, return_exceptions=True)
+        yield f"ws://127.0.0.1:{port}{way}"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a session of its own: its renderers end with it
-        await process.wait()
-        log.close()
+        process.wait()
+
+
+@contextlib.asynccontextmanager
+async def connect(address: str) -> AsyncIterator[Browser]:
+    """Speaks to a running browser."""
+    async with aiohttp.ClientSession() as http, http.ws_connect(address, max_msg_size=64 << 20) as socket:
+        browser = Browser(socket)
+        listening = asyncio.create_task(browser.listen())
+        try:
+            yield browser
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from dashboard.serving import KEY, Served, serve
 from dashboard.simulated import SimulatedSource, deployment
-
 from longspan.dashboard import app, sessions
 from longspan.dashboard.source import Outcome
 from longspan.errors import PortError

@@ -7,22 +7,23 @@ import asyncio
 import dataclasses
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard.browser import Page, open_browser, program
+
+from dashboard.browser import Page, connect, run_browser
 from dashboard.serving import KEY, Served, remember_a_day, serve
 from dashboard.simulated import SimulatedSource, deployment
-
 from longspan.dashboard.source import Outcome
 from longspan.finding import Evidence, Finding
 from longspan.monitor.view import AlarmView, ClusterView, EventView, NodeView
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&lt;"
 READY = "document.querySelectorAll('#nodes > *').length > 0"
+BROWSER: list[str] = []
 LOGIN = "document.activeElement?.id === 'key'"
 
 
@@ -34,10 +35,13 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def chromium() -> str:
-    """Skips where there is no browser."""
-    return program()
+@pytest.fixture(scope="module", autouse=True)
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One browser for all tests, each of which has pages of its own; skips where there is none."""
+    with run_browser(tmp_path_factory.mktemp("browser")) as address:
+        BROWSER.append(address)
+        yield address
+        BROWSER.clear()
 
 
 async def enter(page: Page) -> None:
@@ -53,7 +57,7 @@ async def opened(
     tmp_path: Path, source: SimulatedSource, history: Path | None = None, **look: Any
 ) -> AsyncIterator[tuple[Page, Served]]:
     """A page that is logged in, over a source."""
-    async with open_browser(tmp_path) as browser, serve(source, history) as served:
+    async with connect(BROWSER[0]) as browser, serve(source, history) as served:
         page = await browser.page(served.url, **look)
         await enter(page)
         yield page, served
@@ -160,7 +164,7 @@ def test_a_wrong_key_is_said_and_a_right_one_enters(tmp_path: Path) -> None:
 
     async def test() -> None:
         source = SimulatedSource(deployment(2, time.time()))
-        async with open_browser(tmp_path) as browser, serve(source) as served:
+        async with connect(BROWSER[0]) as browser, serve(source) as served:
             page = await browser.page(served.url)
             await page.until(LOGIN)
             await page.type("lsp_not-this-one")
@@ -242,12 +246,12 @@ def test_what_the_controller_does_not_offer_cannot_be_asked_for(tmp_path: Path) 
     run(test)
 
 
-def test_a_lost_controller_is_said_and_what_it_told_is_marked_old(tmp_path: Path) -> None:
+def test_a_lost_controller_is_said_and_what_it_told_is_marked_old(tmp_path: Path, day: Path) -> None:
     """The page says since when and why, keeps the last figures dimmed, offers no action, and is live again when it can be."""
 
     async def test() -> None:
         source = SimulatedSource(deployment(2, time.time()))
-        async with opened(tmp_path, source) as (page, _):
+        async with opened(tmp_path, source, day) as (page, _):
             await page.until("document.querySelector('#connection').className === 'good'")
             source.away = "The controller does not answer."
             await page.until("!document.querySelector('#banner').hidden")
@@ -344,7 +348,7 @@ AUDIT = """(() => {
   const wrong = [];
   const named = (node) => node.getAttribute('aria-label') || node.getAttribute('aria-labelledby') || node.textContent.trim() || node.labels?.length || node.title;
   for (const node of document.querySelectorAll('button, a, input, select, [role=button], [role=img], [role=region], summary, section'))
-    if (!node.closest('[hidden]') && !named(node)) wrong.push('no name: ' + node.outerHTML.slice(0, 120));
+    if (!node.closest('[hidden], dialog:not([open])') && !named(node)) wrong.push('no name: ' + node.outerHTML.slice(0, 120));
   for (const one of ['header', 'main', 'h1']) if (document.querySelectorAll(one).length !== 1) wrong.push('not one ' + one);
   const ids = [...document.querySelectorAll('[id]')].map((node) => node.id);
   if (new Set(ids).size !== ids.length) wrong.push('an id twice');

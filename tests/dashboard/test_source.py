@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dashboard.simulated import deployment
 
+from dashboard.simulated import deployment
 from longspan.dashboard.source import Away, ControllerSource, Door
 
 VIEW = deployment(2, 1_700_000_000.0)
