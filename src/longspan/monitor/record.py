@@ -33,11 +33,13 @@ def to_json(value: Any) -> Any:
 
 # Agents write one each second: what is asked of each class is asked once.
 _PLAIN = frozenset({str, int, bool, type(None)})
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
-@functools.cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return _NAMES[kind]
 
 
 def from_json(kind: type[T], document: Any) -> T:
