@@ -238,15 +238,15 @@ class Telemetry:
             self._event(what, finding.subject, finding.summary)
             print(f"{what}: {finding.severity} {finding.cause}: {finding.summary}", flush=True)
         self._webhook.add(changes)
-        states = {
-            view.name: view.phase,
-            **{r.name: r.phase for r in view.replicas},
-            **{n.name: n.state for n in view.nodes},
-        }
+        states = {view.name: view.phase, **{node.name: node.state for node in view.nodes}}
+        # The one replica's phases are the deployment's, until traffic is kept from it.
+        states |= {r.name: r.phase for r in view.replicas if len(view.replicas) > 1 or r.phase != view.phase}
         for name, state in states.items():
             before = self._phases.get(name)
             if state != before:
                 self._event("state", name, f"{name}: {before} -> {state}" if before else f"{name}: {state}")
+        for name in self._phases.keys() - states.keys():
+            self._event("state", name, f"{name}: {self._phases[name]} is over")
         self._phases = states
 
     def _event(self, kind: str, subject: str, text: str) -> None:

@@ -121,7 +121,7 @@ def process_name(title: str) -> str:
         return found[0]
     known = {
         "VLLM::EngineCore": "engine core", "VLLM::APIServer": "engine front end",
-        "longspan.daemon.agent": "agent", "longspan.launch.ray_main": "launcher", "longspan.launch.ray_driver": "launcher",
+        "longspan.daemon.agent": "agent", "longspan.launch.ray_main": "ray", "longspan.launch.ray_driver": "launcher",
         "longspan.launch.engine_main": "engine", "longspan.gateway": "gateway",
     }  # fmt: skip
     for sign, name in known.items():

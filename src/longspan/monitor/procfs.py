@@ -146,4 +146,6 @@ def _title(proc: Path, pid: int) -> str:
     first = words[0].strip()
     if Path(first).name.startswith("python") and len(words) > 2 and words[1] == "-m":
         return words[2]
+    if Path(first).name.startswith("python") and len(words) > 1 and words[1].endswith(".py"):
+        return Path(words[1]).name
     return first if " " in first or ":" in first else Path(first).name
