@@ -80,8 +80,8 @@ class Source:
     inode: int = 0
     rest: bytes = b""
 
-    def tail(self, lines: int) -> list[str]:
-        """Its last lines, from where reading goes on."""
+    def tail(self, lines: int, pid: int = 0) -> list[str]:
+        """Its last lines, or the last that a process wrote; reading goes on behind them."""
         try:
             with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -91,7 +91,10 @@ class Source:
             return []
         self.inode, self.offset = found.st_ino, found.st_size
         *whole, self.rest = data.split(b"\n")
-        return [_text(line) for line in whole[-lines:]] if lines else []
+        if not pid:
+            return [_text(line) for line in whole[-lines:]] if lines else []
+        mine = [text for line in whole if b"pid=" in line and wrote(text := _text(line), pid)]
+        return mine[-lines:] if lines else []
 
     def more(self) -> list[str]:
         """What came since then; a file that was rotated or emptied is read from its beginning."""

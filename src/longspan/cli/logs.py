@@ -35,7 +35,7 @@ def command(subject: str, rank: int | None, follow: bool, lines: int, name: str,
     found = sources(_roots(places), want)
     if not found:
         raise LogsError(f"{subject} has no log here yet.", f"They lie in {places.root / 'collected'}.")
-    texts = [(one, [line for line in one.tail(lines) if wrote(line, want.pid)]) for one in found]
+    texts = [(one, one.tail(lines, want.pid)) for one in found]
     if as_json:
         document = [
             {"node": one.node, "process": one.process, "file": str(one.path), "lines": part}

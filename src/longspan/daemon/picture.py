@@ -60,8 +60,7 @@ def picture(status: Mapping[str, Any], known: Known, *, now: float, wall: float)
         now: the controller's steady clock; wall: seconds since 1970 by its other one.
     """
     replicas = tuple(_replica(status, one, known, now) for one in _replicas(status))
-    places = {uuid: (r.name, rank) for r in replicas for rank in r.ranks for uuid in rank.gpu_uuids}
-    nodes = tuple(_node(found, known, places, now) for found in status["nodes"])
+    nodes = tuple(_node(found, known, replicas, now) for found in status["nodes"])
     gateway = known.gateway.fill(GatewayView(status.get("endpoint") or ""), now)
     view = ClusterView(
         status["name"], wall, status["phase"], status["served_name"], status["layout"]["device"], nodes, replicas, gateway,
@@ -104,16 +103,18 @@ def _replica(status: Mapping[str, Any], found: Mapping[str, Any], known: Known, 
 def _node(
     found: Mapping[str, Any],
     known: Known,
-    places: Mapping[str, tuple[str, RankView]],
+    replicas: tuple[ReplicaView, ...],
     now: float,
 ) -> NodeView:
     name, address = str(found["name"]), str(found["address"])
+    here = [(r.name, rank) for r in replicas for rank in r.ranks if rank.node == name]
+    places = {uuid: place for place in here for uuid in place[1].gpu_uuids}
     sample = known.samples.get(name)
     if sample is None:
         return NodeView(name, address)
     age = max(0.0, now - sample.came_at)
     gpus = tuple(_gpu(gpu, name, known, places) for gpu in sample.view.gpus)
-    pids = {rank.pid: rank.rank for _, rank in places.values() if rank.node == name and rank.pid}
+    pids = {rank.pid: rank.rank for _, rank in here if rank.pid}
     processes = tuple(replace(one, rank=pids.get(one.pid, one.rank)) for one in sample.view.processes)
     return replace(
         sample.view, name=name, address=address, state=node_state(age), age_seconds=age, gpus=gpus, processes=processes,

@@ -78,7 +78,7 @@ class Telemetry:
         self._events: deque[EventView] = deque(maxlen=MAX_EVENTS)
         self._numbers = 0
         self._phases: dict[str, str] = {}
-        self._objectives, self._objectives_text = Objectives(), ""
+        self.objectives, self._objectives_text = Objectives(), ""
         here = {"front", *(node.name for node in spec.ray_nodes() if not node.ssh)}
         self._collected = Collected(places.root / "collected", here, places.logs)
         self._webhook = Webhook(spec.name, places.root / "webhook-url")
@@ -111,8 +111,10 @@ class Telemetry:
             raise web.HTTPBadRequest(text=f"not a sample: {error}\n") from error
         return web.json_response({})
 
-    def take(self, name: str, document: dict[str, Any], now: float, wall: float) -> None:
+    def take(self, name: str, document: Any, now: float, wall: float) -> None:
         """A sample that came at these times of the controller's two clocks."""
+        if not isinstance(document, dict):
+            raise TypeError("no object")
         lines = [str(line) for line in document.get("log") or ()][:MAX_LOG_LINES]
         self._collected.add(name, "agent", lines)
         if name not in self._nodes:
@@ -229,22 +231,22 @@ class Telemetry:
         """Lets the rules see the picture, and tells what changed."""
         self._read_objectives()
         view = self.view()
-        changes = self._book.observe(view, self._objectives, time.monotonic())
+        changes = self._book.observe(view, self.objectives, time.monotonic())
         for change in changes:
             finding = change.alarm.finding
             what = "alarm" if change.raised else "over"
             self._event(what, finding.subject, finding.summary)
             print(f"{what}: {finding.severity} {finding.cause}: {finding.summary}", flush=True)
         self._webhook.add(changes)
-        states = {
-            view.name: view.phase,
-            **{r.name: r.phase for r in view.replicas},
-            **{n.name: n.state for n in view.nodes},
-        }
+        states = {view.name: view.phase, **{node.name: node.state for node in view.nodes}}
+        # The one replica's phases are the deployment's, until traffic is kept from it.
+        states |= {r.name: r.phase for r in view.replicas if len(view.replicas) > 1 or r.phase != view.phase}
         for name, state in states.items():
             before = self._phases.get(name)
             if state != before:
                 self._event("state", name, f"{name}: {before} -> {state}" if before else f"{name}: {state}")
+        for name in self._phases.keys() - states.keys():
+            self._event("state", name, f"{name}: {self._phases[name]} is over")
         self._phases = states
 
     def _event(self, kind: str, subject: str, text: str) -> None:
@@ -261,7 +263,7 @@ class Telemetry:
             return
         self._objectives_text = text
         try:
-            self._objectives = parse_objectives(text)
+            self.objectives = parse_objectives(text)
         except MonitorConfigError as error:
             print(f"alarms.toml: {error}", flush=True)
             self._event("config", "alarms.toml", str(error))

@@ -26,11 +26,11 @@ _GPU = {
 }  # fmt: skip
 _PORT = {
     "rx_bytes_per_second": "Received.", "tx_bytes_per_second": "Sent.", "drops_per_second": "Dropped packets.",
-    "errors_per_second": "Errors.", "rate_bits_per_second": "Rate of the link.", "up": "1 if there is a link.",
+    "errors_per_second": "Errors.", "up": "1 if there is a link.",
 }  # fmt: skip
 _NODE = {
     "age_seconds": "Age of the node's last telemetry.", "clock_skew_seconds": "Its clock minus the controller's.",
-    "cpu_share": "Share of all cores that is busy (0 to 1).", "cpu_count": "Cores.", "load_1min": "Load over the last minute.",
+    "cpu_share": "Share of all cores that is busy (0 to 1).", "load_1min": "Load over the last minute.",
     "ram_total_bytes": "Memory.", "ram_used_bytes": "Memory in use, caches left out.",
     "shm_total_bytes": "Size of /dev/shm.", "shm_used_bytes": "In use of /dev/shm.",
 }  # fmt: skip
@@ -60,7 +60,8 @@ class _Text:
         if value is None:
             return
         inner = ",".join(f'{key}="{_escape(one)}"' for key, one in labels.items())
-        self.families.setdefault(name, (text, []))[1].append(f"{name}{{{inner}}} {float(value):g}" if value != int(value) else f"{name}{{{inner}}} {int(value)}")  # fmt: skip
+        number = int(value) if value == int(value) else float(value)
+        self.families.setdefault(name, (text, []))[1].append(f"{name}{{{inner}}} {number!r}")
 
     def add_all(self, prefix: str, table: dict[str, str], item: Any, labels: Labels) -> None:
         for name, text in table.items():
@@ -90,7 +91,7 @@ def render(view: ClusterView) -> str:
         _node(out, node)
     for replica in view.replicas:
         _replica(out, replica)
-    out.add_all("longspan_overflow", _GATEWAY, view.gateway, {})
+    out.add_all("longspan_traffic", _GATEWAY, view.gateway, {})
     out.add("longspan_alarms", "Alarms that stand.", {}, len(view.alarms))
     for alarm in view.alarms:
         found = alarm.finding
@@ -103,6 +104,7 @@ def _node(out: _Text, node: NodeView) -> None:
     labels = {"node": node.name}
     out.add("longspan_node_up", "1 if its telemetry is fresh.", labels, int(node.state == "up"))
     out.add_all("longspan_node", _NODE, node, labels)
+    out.add("longspan_node_cpus", "Cores.", labels, node.cpu_count)
     for disk in node.disks:
         out.add(
             "longspan_node_disk_used_bytes",
@@ -119,7 +121,15 @@ def _node(out: _Text, node: NodeView) -> None:
     for gpu in node.gpus:
         out.add_all("longspan_gpu", _GPU, gpu, {**labels, **_gpu_labels(gpu)})
     for port in node.ports:
-        out.add_all("longspan_port", _PORT, port, {**labels, **_port_labels(port)})
+        own = {**labels, **_port_labels(port)}
+        out.add_all("longspan_port", _PORT, port, own)
+        rate = port.rate_bits_per_second
+        out.add(
+            "longspan_port_rate_bytes_per_second",
+            "Rate of the link.",
+            own,
+            None if rate is None else rate / 8,
+        )
     agents = [p for p in node.processes if p.name == "agent"]
     for agent in agents[:1]:
         out.add("longspan_agent_cpu_share", "CPU of the node's agent, of one core.", labels, agent.cpu_share)
@@ -151,7 +161,6 @@ def _replica(out: _Text, replica: ReplicaView) -> None:
         found: LatencyView | None = getattr(replica, name)
         if found is None:
             continue
-        text = f"{name.upper()} over the last minute; a quantile in the first bucket is left out."
         out.add(
             f"longspan_replica_{name}_mean_seconds",
             f"Mean {name.upper()} over the last minute.",
@@ -159,10 +168,13 @@ def _replica(out: _Text, replica: ReplicaView) -> None:
             found.mean_seconds,
         )
         for quantile, value in _quantiles(found):
-            out.add(f"longspan_replica_{name}_seconds", text, {**labels, "quantile": quantile}, value)
+            text = (
+                f"{name.upper()} {quantile} over the last minute; none where only a bucket's bound is known."
+            )
+            out.add(f"longspan_replica_{name}_{quantile}_seconds", text, labels, value)
 
 
 def _quantiles(found: LatencyView) -> Iterable[tuple[str, float]]:
-    for quantile, one in (("0.5", found.p50), ("0.95", found.p95), ("0.99", found.p99)):
+    for quantile, one in (("p50", found.p50), ("p95", found.p95), ("p99", found.p99)):
         if one is not None and one.bound == "estimate":
             yield quantile, one.seconds

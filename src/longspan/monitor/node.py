@@ -59,6 +59,7 @@ class NodeSampler:
     _found: list[ports.Port] = field(default_factory=list)
     _ports: list[ports.PortReading] = field(default_factory=list)
     _pids: set[int] = field(default_factory=set)
+    _titles: dict[int, str] = field(default_factory=dict)
     _ticks: dict[tuple[int, int], int] = field(default_factory=dict)
     _gpu_memory: dict[int, int] = field(default_factory=dict)
 
@@ -70,6 +71,7 @@ class NodeSampler:
             self._slow_at = now
             self._found = ports.find_ports(self.sys)
             self._pids = procfs.below(self.root, procfs.parents(self.proc)) | self.others()
+            self._titles = procfs.titles(self.proc, self._pids)
             self._gpu_memory = self.gpus.memory_by_pid() if self.gpus else {}
         seconds, self._at = now - self._at, now
         cpu, current = procfs.cpu_times(self.proc), [ports.read(port) for port in self._found]
@@ -104,7 +106,7 @@ class NodeSampler:
             ticks = per_second(before.get((one.pid, one.start_ticks)), one.ticks, seconds)
             views.append(
                 ProcessView(
-                    one.pid, process_name(one.title) if one.pid != self.root else "agent",
+                    one.pid, process_name(self._titles.get(one.pid, one.name)) if one.pid != self.root else "agent",
                     cpu_share=None if ticks is None else ticks / tick, rss_bytes=one.rss_bytes,
                     gpu_memory_bytes=self._gpu_memory.get(one.pid),
                 )
@@ -119,7 +121,7 @@ def process_name(title: str) -> str:
         return found[0]
     known = {
         "VLLM::EngineCore": "engine core", "VLLM::APIServer": "engine front end",
-        "longspan.daemon.agent": "agent", "longspan.launch.ray_main": "launcher", "longspan.launch.ray_driver": "launcher",
+        "longspan.daemon.agent": "agent", "longspan.launch.ray_main": "ray", "longspan.launch.ray_driver": "launcher",
         "longspan.launch.engine_main": "engine", "longspan.gateway": "gateway",
     }  # fmt: skip
     for sign, name in known.items():

@@ -20,11 +20,11 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """One process: its title, ticks of CPU that it used, resident bytes."""
+    """One process: the kernel's name of it, ticks of CPU that it used, resident bytes."""
 
     pid: int
     start_ticks: int
-    title: str
+    name: str
     ticks: int
     rss_bytes: int
 
@@ -95,16 +95,21 @@ def below(root: int, parent_of: Mapping[int, int]) -> set[int]:
     return found
 
 
+def titles(proc: Path, pids: Iterable[int]) -> dict[int, str]:
+    """How each of them calls itself now; vLLM and Ray change their titles once, when they begin to work."""
+    return {pid: title for pid in pids if (title := _title(proc, pid))}
+
+
 def processes(proc: Path, pids: Iterable[int]) -> list[ProcessReading]:
     """Those of them that still run, zombies left out."""
     found = []
+    page = os.sysconf("SC_PAGE_SIZE")
     for pid in pids:
         fields = _stat(proc, pid)
         if fields and fields[1] not in "ZX":
             found.append(
                 ProcessReading(
-                    pid, int(fields[20]), _title(proc, pid) or fields[0],
-                    int(fields[12]) + int(fields[13]), int(fields[22]) * os.sysconf("SC_PAGE_SIZE"),
+                    pid, int(fields[20]), fields[0], int(fields[12]) + int(fields[13]), int(fields[22]) * page,
                 )
             )  # fmt: skip
     return found
@@ -120,8 +125,11 @@ def _entries(proc: Path) -> list[str]:
 def _stat(proc: Path, pid: int) -> list[str]:
     """Name, state, parent, ... of /proc/PID/stat; empty if it ended. The name may hold blanks and brackets."""
     try:
-        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs as much as the call
-            text = file.read().decode(errors="replace")
+        descriptor = os.open(f"{proc}/{pid}/stat", os.O_RDONLY)
+        try:
+            text = os.read(descriptor, 4096).decode(errors="replace")
+        finally:
+            os.close(descriptor)
         name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :]
     except (OSError, ValueError):
         return []
@@ -138,4 +146,6 @@ def _title(proc: Path, pid: int) -> str:
     first = words[0].strip()
     if Path(first).name.startswith("python") and len(words) > 2 and words[1] == "-m":
         return words[2]
+    if Path(first).name.startswith("python") and len(words) > 1 and words[1].endswith(".py"):
+        return Path(words[1]).name
     return first if " " in first or ":" in first else Path(first).name

@@ -20,15 +20,27 @@ class RecordError(ValueError):
 
 def to_json(value: Any) -> Any:
     """A document of lists, dictionaries and plain values; a number that JSON lacks (NaN, infinity) becomes null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind in {tuple, list}:
         return [to_json(item) for item in value]
-    if isinstance(value, dict):
+    if kind is dict:
         return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return {name: to_json(getattr(value, name)) for name in _names(kind)}
+
+
+# Agents write one each second: what is asked of each class is asked once.
+_PLAIN = frozenset({str, int, bool, type(None)})
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
+
+
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return _NAMES[kind]
 
 
 def from_json(kind: type[T], document: Any) -> T:
