@@ -213,5 +213,9 @@ class SimulatedSource:
         self.acted.append((verb, subject))
         return self.answer
 
+    async def metrics(self, path: str, authorization: str) -> tuple[int, str]:
+        """See `Source`."""
+        return 401, f"{path} {authorization}"
+
     async def close(self) -> None:
         """See `Source`."""

@@ -66,6 +66,13 @@ class Source(Protocol):
             Away: it does not answer, so that nobody knows whether it was done.
         """
 
+    async def metrics(self, path: str, authorization: str) -> tuple[int, str]:
+        """What the controller gives a monitoring system under a path, asked with the caller's own key: status and text.
+
+        Raises:
+            Away: it does not answer.
+        """
+
     async def close(self) -> None:
         """Lets connections go."""
 
@@ -77,7 +84,9 @@ class ControllerSource:
         self._find = find
         self._http: aiohttp.ClientSession | None = None
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    async def _ask(
+        self, method: str, path: str, body: Any = None, authorization: str | None = None
+    ) -> tuple[int, bytes]:
         door = await asyncio.to_thread(self._find)
         if door is None:
             raise Away("No controller of this deployment runs on this machine.")
@@ -88,7 +97,7 @@ class ControllerSource:
                 method,
                 door.url + path,
                 json=body,
-                headers={"Authorization": f"Bearer {door.key}"},
+                headers={"Authorization": f"Bearer {door.key}" if authorization is None else authorization},
                 allow_redirects=False,
             ) as response:
                 content = bytearray()
@@ -132,6 +141,11 @@ class ControllerSource:
         if status == 404 and subject.encode() not in content:
             return Outcome(404, f"This controller does not know `{verb}` for {subject}.")
         return Outcome(409 if status < 500 else 502, _words(content) or f"The controller answered {status}.")
+
+    async def metrics(self, path: str, authorization: str) -> tuple[int, str]:
+        """See `Source`."""
+        status, content = await self._ask("GET", path, authorization=authorization)
+        return status, content.decode("utf-8", "replace")
 
     async def close(self) -> None:
         """See `Source`."""
