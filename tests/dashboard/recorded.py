@@ -98,7 +98,7 @@ def gateway(seconds: float, *, bad: bool) -> str:
         outcome = "upstream_failed" if bad and number % 2 else "ok"
         entry = Entry(
             str(number), "team", "demo", "provider" if outside else "r0", outside, outcome, 200, True, 0.0, 2.0, 0.3, 900, 200,
-            usd=(0.05 if bad else 0.0001) if outside else 0.0, reason="wait=6.1" if outside else "",
+            usd=(0.9 if bad else 0.0001) if outside else 0.0, reason="wait=6.1" if outside else "",
         )  # fmt: skip
         figures.request(
             Row(entry, 0.0, 0.25, (Try(entry.target, outside, 0.0, 0.25, 0.3, "", "", {}),), 0.002)

@@ -57,7 +57,7 @@ def remember_a_day(path: Path, nodes: int, *, hours: float = 24.0, period_second
     while at < now:
         if not 6.0 * 3600 < now - at < 6.5 * 3600:
             history.add(at, series(deployment(nodes, at)))
-            while history._queue.qsize() > 8:
+            while history.waiting > 8:
                 time.sleep(0.01)
         at += period_seconds if now - at > 3600 else min(10.0, period_seconds)
     history.close()

@@ -45,10 +45,10 @@ def panels() -> list[tuple[str, str]]:
     for file in GRAFANA:
         document = json.loads(file.read_text())
         for panel in document["panels"]:
-            for target in panel["targets"]:
-                found.append(
-                    (f"{file.stem}: {panel['title']}", target["expr"].replace("$deployment", "good"))
-                )
+            queries = [target["expr"].replace("$deployment", "good") for target in panel["targets"]]
+            found += [
+                (f"{file.stem}: {panel['title']} {number}", query) for number, query in enumerate(queries)
+            ]
         for variable in document["templating"]["list"]:
             if variable["type"] == "query":
                 name = re.fullmatch(r"label_values\(([a-z_:]+), ([a-z]+)\)", variable["query"]["query"])

@@ -56,7 +56,7 @@ def test_a_third_day_takes_no_more_room_than_the_first(tmp_path: Path) -> None:
     for minute in range(3 * DAY.slots):
         found.add(NOON + 60 * minute, {"cluster/running": float(minute)})
         if minute % 8 == 0:
-            while found._queue.qsize() > 8:
+            while found.waiting > 8:
                 pass
     found.close()
     assert rows(path, "day") == DAY.slots
@@ -119,7 +119,7 @@ def test_a_removed_file_is_made_again(tmp_path: Path) -> None:
     found = History(path)
     found.add(NOON, {"cluster/running": 1.0})
     found.add(NOON + 60, {"cluster/running": 1.0})
-    while found._queue.qsize():
+    while found.waiting:
         pass
     for file in tmp_path.iterdir():
         file.unlink()

@@ -136,6 +136,11 @@ class History:
             self.lost += sum(len(rows) for _, rows in batch)
             self.trouble = "the disk is too slow to keep the history"
 
+    @property
+    def waiting(self) -> int:
+        """Batches that are not yet with the writer."""
+        return self._queue.qsize()
+
     def close(self) -> None:
         """Writes what the open buckets hold and ends the thread."""
         self._put([(bucket.ring.table, rows) for bucket in self._buckets if (rows := bucket.rows())])
