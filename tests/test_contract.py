@@ -41,6 +41,7 @@ IO_MODULES = {
     "launch.worker_hook",
     "dashboard.app",
     "dashboard.assets",
+    "dashboard.exporter",
     "dashboard.hub",
     "dashboard.source",
     "daemon.agent",

@@ -215,6 +215,8 @@ class SimulatedSource:
 
     async def metrics(self, path: str, authorization: str) -> tuple[int, str]:
         """See `Source`."""
+        if self.away:
+            raise Away(self.away)
         return 401, f"{path} {authorization}"
 
     async def close(self) -> None:

@@ -317,3 +317,17 @@ async def test_a_taken_port_is_a_users_error() -> None:
         port = int(one.served.url.rsplit(":", 1)[1])
         with pytest.raises(PortError, match=str(port)):
             await app.start(one.served.page, "127.0.0.1", port)
+
+
+@asynchronous
+async def test_metrics_are_asked_for_with_the_callers_key() -> None:
+    """No session opens them, no key of ours goes along, and a path beside the metrics cannot be spelt; away is 502."""
+    async with client() as one:
+        await one.login()
+        headers = {"Authorization": "Bearer theirs"}
+        async with one.http.get(one.served.url + "/v1/metrics/r0", headers=headers) as answer:
+            assert (answer.status, await answer.text()) == (401, "/v1/metrics/r0 Bearer theirs")
+        for path in ("/v1/metrics/..%2fview", "/v1/metrics/%2e%2e", "/v1/metrics/.", "/v1/view", "/v1/down"):
+            assert (await one.get(path))[0] == 404, path
+        one.served.source.away = "The controller does not answer:\nbroken pipe."
+        assert (await one.get("/v1/sd"))[0] == 502

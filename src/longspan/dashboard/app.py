@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from longspan.dashboard import assets
+from longspan.dashboard.exporter import Exporter
 from longspan.dashboard.hub import GZIP_HEADER, Hub
 from longspan.dashboard.series import OVERVIEW, thin
 from longspan.dashboard.sessions import SESSION_SECONDS, Session, Sessions, same_site
@@ -69,7 +70,7 @@ class Dashboard:
             web.post("/api/login", self.login), web.post("/api/logout", self.logout),
             web.get("/api/session", self.session), web.get("/api/stream", self.stream),
             web.get("/api/history", self.history), web.post("/api/act", self.act),
-            web.get("/metrics", self.metrics), web.get("/v1/metrics/{part}", self.metrics), web.get("/v1/sd", self.targets),
+            *Exporter(self.hub.source, self._https).routes(),
         ])  # fmt: skip
         return app
 
@@ -239,29 +240,6 @@ class Dashboard:
         if outcome.status != 200:
             return refusal(outcome.status, outcome.text)
         return web.json_response({"done": True})
-
-    # ---- for Prometheus: the controller's port is new at each start, this one stays
-    async def metrics(self, request: web.Request) -> web.Response:
-        """The controller's metrics, asked for with the caller's key: it decides, nothing is opened here."""
-        status, text = await self._passed(request, request.rel_url.raw_path)
-        return web.Response(status=status, text=text, content_type="text/plain")
-
-    async def targets(self, request: web.Request) -> web.Response:
-        """Service discovery, with this address in place of the controller's."""
-        status, text = await self._passed(request, "/v1/sd")
-        if status != 200:
-            return web.Response(status=status, text=text)
-        scheme = {"__scheme__": "https"} if self._https else {}
-        groups = [
-            {"targets": [request.host], "labels": {**group["labels"], **scheme}} for group in json.loads(text)
-        ]
-        return web.json_response(groups)
-
-    async def _passed(self, request: web.Request, path: str) -> tuple[int, str]:
-        try:
-            return await self.hub.source.metrics(path, request.headers.get("Authorization", ""))
-        except Away as error:
-            raise web.HTTPBadGateway(reason=str(error)) from error
 
 
 async def _secure(request: web.BaseRequest, response: web.StreamResponse) -> None:

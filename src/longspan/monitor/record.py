@@ -50,7 +50,8 @@ def from_json(kind: type[T], document: Any) -> T:
         RecordError: with the field that does not fit.
     """
     try:
-        found = _reader(kind)(document)
+        hint: Any = kind
+        found = _reader(hint)(document)
     except RecordError as error:
         raise RecordError(f"{kind.__name__}{error}") from error
     assert isinstance(found, kind)
