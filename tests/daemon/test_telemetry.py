@@ -16,10 +16,10 @@ from aiohttp import web
 
 from longspan.daemon import telemetry
 from longspan.daemon.collected import Collected
-from longspan.daemon.picture import Known, NodeSample, RankUse, picture
+from longspan.daemon.picture import Known, NodeSample, RankUse, picture, vanished
 from longspan.daemon.places import Places
 from longspan.daemon.sampling import OwnLog, disks_of, report
-from longspan.daemon.telemetry import Telemetry, vanished
+from longspan.daemon.telemetry import Telemetry
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.launch.events import Exited, Lines
 from longspan.monitor.frontdoor import GatewayFigures

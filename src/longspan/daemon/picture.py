@@ -1,6 +1,6 @@
 """The controller's status, its nodes' telemetry and its engines' metrics put together: `monitor.view.ClusterView`. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,3 +164,20 @@ def unknown(view: ClusterView) -> list[str]:
         found.append(f"The gateway's figures are {gateway.age_seconds:.0f} s old.")
     found += [f"The gateway no longer gives the metric {name}." for name in gateway.missing]
     return found
+
+
+def vanished(before: NodeView, after: NodeView) -> Iterable[str]:
+    """What a node told the last time, or had stopped telling, and does not tell now."""
+    gone = [
+        f"GPU {gpu.index} ({gpu.name})"
+        for gpu in before.gpus
+        if gpu.uuid not in {one.uuid for one in after.gpus}
+    ]
+    gone += [
+        f"port {port.name}" for port in before.ports if port.name not in {one.name for one in after.ports}
+    ]
+    now = {
+        *(f"GPU {gpu.index} ({gpu.name})" for gpu in after.gpus),
+        *(f"port {port.name}" for port in after.ports),
+    }
+    return dict.fromkeys([*(text for text in before.missing if text not in now), *gone])
