@@ -202,6 +202,23 @@ def test_the_verb_prints_text_and_json(running: dict[str, Any]) -> None:
     assert ClusterView.from_json(document) == cluster(2)
 
 
+def test_hostile_words_neither_mark_up_nor_move_the_cursor(running: dict[str, Any]) -> None:
+    """Names and reasons of others are shown as they are: no markup of rich, no sequence of the terminal."""
+    running["replicas"][0].update(name="[/red]r0", reason="\x1b]0;evil\x07[bold]")
+    running["nodes"][0]["name"] = "[/x]\x1b[2J"
+    running["unknown"] = ["[/y]\x1b[31m"]
+    shown = CliRunner().invoke(top.command, ["--once"], catch_exceptions=False).output
+    assert "[/red]r0" in shown
+    assert "[/x]" in shown
+    assert "[/y]" in shown
+    assert "\x1b" not in shown
+    view = top.fetch({})
+    for opened in (("nodes", view.nodes[0].name), ("replicas", view.replicas[0].name)):
+        console = Console(width=100, markup=False, record=True, file=io.StringIO())
+        console.print(detail(view, TopState(opened=opened)))
+        assert "\x1b" not in console.export_text()
+
+
 def test_another_version_is_an_error_and_nothing_runs_too(
     running: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,11 @@ from collections.abc import Iterable
 
 from longspan.monitor.alarms import Hit, Rule, Scene, fresh, level, seen
 from longspan.monitor.rates import share
+from longspan.monitor.view import GatewayView
 from longspan.units import format_bytes, format_seconds
+
+# Of fewer requests a minute, one that fails or leaves is a large share and says nothing.
+LEAST_REQUESTS_PER_SECOND = 10 / 60
 
 
 def silent(scene: Scene) -> Iterable[Hit]:
@@ -87,7 +91,7 @@ def queue_at_the_door(scene: Scene) -> Iterable[Hit]:
 def failing(scene: Scene) -> Iterable[Hit]:
     """More requests fail than a client can shrug off."""
     gateway = scene.view.gateway
-    over = level(gateway.failed_share, 0.05, 0.02) if fresh(gateway.age_seconds) else None
+    over = level(gateway.failed_share, 0.05, 0.02) if _busy(gateway) else None
     if over is not None:
         yield Hit(
             "gateway", f"{gateway.failed_share:.0%} of the requests of the last minute failed.",
@@ -96,10 +100,15 @@ def failing(scene: Scene) -> Iterable[Hit]:
         )  # fmt: skip
 
 
+def _busy(gateway: GatewayView) -> bool:
+    """Whether shares of its requests mean anything now."""
+    return fresh(gateway.age_seconds) and (gateway.requests_per_second or 0.0) >= LEAST_REQUESTS_PER_SECOND
+
+
 def spending(scene: Scene) -> Iterable[Hit]:
     """Providers serve, or cost, more than the operator wants."""
     gateway, limits = scene.view.gateway, scene.objectives
-    if not fresh(gateway.age_seconds):
+    if not _busy(gateway):
         return
     for what, value, limit, text in (
         ("share", gateway.overflow_share, limits.overflow_share, "{:.0%} of the requests go to providers, the limit is {:.0%}."),
