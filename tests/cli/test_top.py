@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from longspan.cli import control, top, top_state, top_words
+from longspan.cli.render import alarm_lines
 from longspan.cli.top import Scrolled, keys_of
 from longspan.cli.top_detail import detail
 from longspan.cli.top_screen import screen
@@ -229,6 +230,13 @@ def test_another_version_is_an_error_and_nothing_runs_too(
     monkeypatch.setattr(Places, "running", lambda self: None)
     with pytest.raises(NoDeploymentError):
         CliRunner().invoke(top.command, [], catch_exceptions=False)
+
+
+def test_status_tells_alarms_with_what_to_do() -> None:
+    """Each in a line with its severity, the remedy below; words of others are no markup."""
+    alarm = Finding("n0", "error", "c", "n0 is [bold] silent", remedy="look").to_json()
+    lines = [line.plain for line in alarm_lines([alarm])]
+    assert lines == ["  error: n0 is [bold] silent", "    look"]
 
 
 def test_a_terminal_that_vanishes_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

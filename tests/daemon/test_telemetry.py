@@ -264,6 +264,67 @@ def test_an_engine_is_asked_and_its_silence_shows(tmp_path: Path, monkeypatch: p
     run(test())
 
 
+def test_a_new_engine_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart of Ray the engine has another address and its counters begin at 0: no rate is negative or made up, and what
+    the new one does not tell is named."""
+    monkeypatch.setattr(telemetry, "EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(telemetry, "SCRAPE_SECONDS", 0.02)
+    where = {"r0": ""}
+    rates: list[float | None] = []
+
+    def text(tokens: float, **more: float) -> Callable[..., Coroutine[Any, Any, web.Response]]:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(
+                text=engine({"generation_tokens_total": tokens, "num_requests_running": 1, **more})
+            )
+
+        return answer
+
+    async def test() -> None:
+        old, new = text(1e6, num_requests_waiting=2), text(40.0)
+        async with served(web.get("/metrics", old)) as first, served(web.get("/metrics", new)) as second:
+            eyes = make(tmp_path, engines=lambda: where)
+            job = asyncio.create_task(eyes.run("http://127.0.0.1:1"))
+            where["r0"] = first
+            await until(lambda: eyes.view().replicas[0].waiting == 2)
+            where["r0"] = ""
+            await until(lambda: (eyes.view().replicas[0].age_seconds or 0) > 0.1)
+            where["r0"] = second
+
+            def renewed() -> bool:
+                replica = eyes.view().replicas[0]
+                rates.append(replica.generation_tokens_per_second)
+                return replica.waiting is None
+
+            await until(renewed)
+            assert any("num_requests_waiting" in text for text in eyes.view().unknown)
+            job.cancel()
+            eyes.close()
+
+    run(test())
+    assert all(rate is None or 0 <= rate <= 40 / 0.1 for rate in rates)
+
+
+def test_a_full_disk_does_not_blind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no file can be written, the picture goes on; only what needs a file (its key for Prometheus) is not there."""
+    monkeypatch.setattr(telemetry, "EVERY_SECONDS", 0.02)
+    (tmp_path / "file").write_text("")
+    eyes = make(tmp_path / "file" / "t")
+
+    async def test() -> None:
+        async with served(*eyes.routes()) as url:
+            job = asyncio.create_task(eyes.run(url))
+            await until(lambda: eyes.view().events)
+            eyes.take("n0", sample(0, at=time.time()), time.monotonic(), time.time())
+            assert (await ask(f"{url}/v1/view", "operator"))[0] == 200
+            assert (await ask(f"{url}/metrics", ""))[0] == 401
+            assert not job.done()
+            job.cancel()
+
+    run(test())
+    eyes.close()
+
+
 def test_objectives_are_read_again_and_a_bad_file_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
