@@ -75,7 +75,6 @@ def test_samples_become_nodes_with_age_and_skew(eyes: Telemetry) -> None:
     """A node is what its last sample says, under the deployment's name and address; its clock is compared over half a round trip."""
     now = time.monotonic()
     eyes.take("n0", sample(5, at=1000.0), now, 1002.5)
-    eyes.take("stranger", sample(1), now, 1000.0)
     first, second = eyes.view().nodes
     assert (first.name, first.address, first.state) == ("n0", "10.0.0.1", "up")
     assert first.clock_skew_seconds == pytest.approx(-2.4)
@@ -196,6 +195,7 @@ def test_keys_open_only_their_own_doors(tmp_path: Path) -> None:
             assert (await ask(post, "agent", json=sample(0)))[0] == 200
             for key in ("operator", "wrong", "", metrics_key):
                 assert (await ask(post, key, json=sample(0)))[0] == 401
+            assert (await ask(f"{url}/v1/agents/front/telemetry", "agent", json=sample(0)))[0] == 404
             for body in ([], {}, {"node": {}, "at": 1}, {"node": sample(0)["node"], "at": "x"}):
                 assert (await ask(post, "agent", json=body))[0] == 400
             assert (await ask(post, "agent", data=io.BytesIO(b" " * (telemetry.MAX_SAMPLE_BYTES + 1))))[
@@ -377,6 +377,18 @@ def test_the_agents_reports_arrive_and_lose_no_line_of_its_log(
     assert came[0]["node"]["cpu_count"]
     assert came[0]["round_trip_seconds"] is None
     assert came[1]["round_trip_seconds"] > 0
+
+
+def test_an_agent_without_a_node_stops_asking(tmp_path: Path) -> None:
+    """The gateway's agent is no node: told so, it reads nothing any more."""
+
+    async def test() -> None:
+        async with served(*make(tmp_path / "d").routes()) as url, aiohttp.ClientSession() as session:
+            session.headers["Authorization"] = "Bearer agent"
+            async with asyncio.timeout(20):
+                await report(session, f"{url}/v1/agents/front/telemetry", str(tmp_path), str(tmp_path), set)
+
+    run(test())
 
 
 def test_an_own_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:

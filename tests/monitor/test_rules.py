@@ -163,6 +163,15 @@ def test_what_slow_is_bound_by(view, bound_by):
     assert found.remedy
 
 
+def test_what_clients_wait_for_counts_too() -> None:
+    """A gateway that misses the objective while the engine keeps it: both rules say so, and the queue before the engine is named."""
+    view = with_gateway(ONE, ttft=latency(9.0))
+    (hit,) = rule("ttft-over-objective").check(Scene(view, LIMITS))
+    assert hit.subject == "gateway"
+    (why,) = rule("slow").check(Scene(view, LIMITS))
+    assert "queue before the engine" in why.summary
+
+
 def test_slow_without_objectives_means_waiting():
     """Where no objective is set, a queue is what makes a replica slow; one that stands still is not slow but stalled."""
     waiting = with_replica(ONE, waiting=4.0, kv_use_share=0.99)

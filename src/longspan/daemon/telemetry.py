@@ -108,6 +108,8 @@ class Telemetry:
         """An agent's sample."""
         authorise(request, self._agent_key)
         name = request.match_info["name"]
+        if name not in self._nodes:
+            raise web.HTTPNotFound(text="no node of this name\n")
         if (request.content_length or 0) > MAX_SAMPLE_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_SAMPLE_BYTES, request.content_length or 0)
         try:
@@ -123,8 +125,6 @@ class Telemetry:
             raise TypeError("no object")
         lines = [str(line) for line in document.get("log") or ()][:MAX_LOG_LINES]
         self._keep(name, "agent", lines)
-        if name not in self._nodes:
-            return
         view = from_json(NodeView, document["node"])
         half = float(document.get("round_trip_seconds") or 0.0) / 2
         before = self._samples.get(name)
