@@ -66,9 +66,10 @@ def eyes(tmp_path: Path) -> Telemetry:
 def make(root: Path, **changes: Any) -> Telemetry:
     """The same with other sources."""
     plain: dict[str, Any] = {
-        "agent_key": "agent", "operator_key": "operator", "engine_key": "engine", "status": status, "engines": dict,
+        "spec": SPEC, "agent_key": "agent", "operator_key": "operator", "engine_key": "engine", "status": status, "engines": dict,
     }  # fmt: skip
-    return Telemetry(SPEC, Places(root), **{**plain, **changes})
+    settings = {**plain, **changes}
+    return Telemetry(settings.pop("spec"), Places(root), **settings)
 
 
 def test_samples_become_nodes_with_age_and_skew(eyes: Telemetry) -> None:
@@ -401,6 +402,29 @@ def test_an_own_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -
     path.write_text("x\n")
     assert log.new_lines() == ["x"]
     assert disks_of("/nowhere", str(tmp_path))[0] == "/"
+
+
+@pytest.mark.parametrize(
+    ("changes", "here"),
+    [({}, {"n0", "front"}), ({"ray_address": "10.0.0.9:6379"}, {"front"})],
+)  # fmt: skip
+def test_only_logs_that_lie_here_are_not_collected(
+    tmp_path: Path, changes: dict[str, Any], here: set[str]
+) -> None:
+    """A node behind ssh, of Slurm or of a Ray that was joined writes elsewhere, whatever its entry lacks."""
+    slurm = NodeSpec("n2", "10.0.0.3", 1, slurm="42")
+    spec = replace(SPEC, nodes=(*SPEC.nodes, slurm), pp=3, **changes)
+    eyes = make(tmp_path, spec=spec)
+    for name in ("n0", "n1", "n2", "front"):
+        eyes.note(Lines(name, "engine", (name,)))
+    eyes.close()
+    found = {path.name for path in (tmp_path / "collected").iterdir() if path.is_symlink()}
+    assert found == here
+    assert {path.parent.name for path in (tmp_path / "collected").glob("*/engine.log")} == {
+        "n0",
+        "n1",
+        "n2",
+    } - here
 
 
 def test_logs_of_other_machines_are_collected_and_bounded(tmp_path: Path) -> None:

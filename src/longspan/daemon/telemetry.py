@@ -80,7 +80,8 @@ class Telemetry:
         self._numbers = 0
         self._phases: dict[str, str] = {}
         self.objectives, self._objectives_text = Objectives(), ""
-        here = {"front", *(node.name for node in spec.ray_nodes() if not node.ssh)}
+        # Nodes of a Ray that we only joined carry no way to reach them, and may be anywhere.
+        here = {"front", *(node.name for node in spec.ray_nodes() if node.is_here and not spec.ray_address)}
         self._collected = Collected(places.root / "collected", here, places.logs)
         self._webhook = Webhook(spec.name, places.root / "webhook-url")
         self._otlp = OtlpLogs(spec.name, places.root / "otlp-logs-url")

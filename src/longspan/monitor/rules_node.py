@@ -84,7 +84,7 @@ def queue_at_the_door(scene: Scene) -> Iterable[Hit]:
             yield Hit(
                 replica.name, f"{gateway.waiting:.0f} requests wait in the gateway while {replica.name} is idle.",
                 (seen("longspan_gateway_waiting", f"{gateway.waiting:.0f}"), seen("num_requests_running", "0")),
-                "The gateway does not trust it, or a limit holds requests back: /admin/status says why.",
+                "The gateway does not trust it, or a limit holds requests back: /admin/status says why.", about="gateway",
             )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def failing(scene: Scene) -> Iterable[Hit]:
         yield Hit(
             "gateway", f"{gateway.failed_share:.0%} of the requests of the last minute failed.",
             (seen("longspan_gateway_requests_total", f"{gateway.failed_share:.1%} not ok"),),
-            "The gateway's log names each one's last attempt; other alarms name the replica.", over,
+            "The gateway's log names each one's last attempt; other alarms name the replica.", over, "gateway",
         )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def spending(scene: Scene) -> Iterable[Hit]:
             yield Hit(
                 f"gateway {what}", text.format(value, limit),
                 (seen("overflow", f"reasons: {', '.join(gateway.overflow_reasons) or 'none given'}"),),
-                "Set `spend_cap_usd_per_hour` of the provider, a higher `overflow.threshold_seconds`, or add a replica.", over,
+                "Set `spend_cap_usd_per_hour` of the provider, a higher `overflow.threshold_seconds`, or add a replica.", over, "gateway",
             )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def _over(name: str, found: LatencyView | None, limit: float | None, what: str) 
             f"{'the gateway' if name == 'gateway' else name}'s {what} p99 is {more}{format_seconds(found.p99.seconds)}, the objective {format_seconds(limit)}.",
             (seen(f"{what} p99", f"{found.p99.seconds:.3f} s of {found.count:.0f}"),),
             "The alarm `slow` beside it says what it is bound by.",
-            over, "" if name == "gateway" else name,
+            over, name,
         )  # fmt: skip
 
 
