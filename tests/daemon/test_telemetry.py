@@ -432,6 +432,8 @@ def test_logs_of_other_machines_are_collected_and_bounded(tmp_path: Path) -> Non
     logs = tmp_path / "logs"
     (logs / "n0").mkdir(parents=True)
     (logs / "n0" / "engine.log").write_text("mine\n")
+    (tmp_path / "collected").mkdir()
+    (tmp_path / "collected" / "n1").symlink_to(logs / "n0")  # it was on this machine once
     collected = Collected(tmp_path / "collected", ["n0"], logs, limit_bytes=10)
     collected.add("n0", "engine", ["not twice"])
     collected.add("n1", "engine", ["12345678", "90"])
