@@ -111,6 +111,10 @@ def test_what_a_node_stops_telling_is_named_until_it_is_back(eyes: Telemetry) ->
     assert gone == ("GPU 1 (NVIDIA H200)", "port mlx5_1/1", "port mlx5_2/1", "port mlx5_3/1")
     assert tuple(vanished(replace(less, missing=gone), less)) == gone
     assert tuple(vanished(replace(less, missing=gone), whole)) == ()
+    lost = replace(
+        whole, gpus=(whole.gpus[0], replace(whole.gpus[1], memory_used_bytes=None, power_watts=None))
+    )
+    assert vanished(whole, lost) == ["memory of GPU 1 (NVIDIA H200)", "power of GPU 1 (NVIDIA H200)"]
     for ports in (whole.ports, (port("eth0"),)):
         eyes.take("n0", sample(0, ports=ports), time.monotonic(), 1.0)
     assert any("no longer tells port mlx5_0/1" in text for text in eyes.view().unknown)

@@ -1,6 +1,6 @@
 """The controller's status, its nodes' telemetry and its engines' metrics put together: `monitor.view.ClusterView`. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,18 +166,23 @@ def unknown(view: ClusterView) -> list[str]:
     return found
 
 
-def vanished(before: NodeView, after: NodeView) -> Iterable[str]:
-    """What a node told the last time, or had stopped telling, and does not tell now."""
-    gone = [
-        f"GPU {gpu.index} ({gpu.name})"
-        for gpu in before.gpus
-        if gpu.uuid not in {one.uuid for one in after.gpus}
-    ]
-    gone += [
-        f"port {port.name}" for port in before.ports if port.name not in {one.name for one in after.ports}
-    ]
-    now = {
-        *(f"GPU {gpu.index} ({gpu.name})" for gpu in after.gpus),
-        *(f"port {port.name}" for port in after.ports),
-    }
-    return dict.fromkeys([*(text for text in before.missing if text not in now), *gone])
+_GPU_FIGURES = {
+    "memory_used_bytes": "memory", "utilisation_share": "utilisation", "power_watts": "power",
+    "temperature_celsius": "temperature", "sm_clock_mhz": "clock",
+}  # fmt: skip
+
+
+def told(view: NodeView) -> list[str]:
+    """What a node tells, in words: its GPUs and ports, and of each GPU the figures that its driver gives."""
+    found = []
+    for gpu in view.gpus:
+        name = f"GPU {gpu.index} ({gpu.name})" if gpu.name else f"GPU {gpu.index}"
+        found += [name, *(f"{word} of {name}" for key, word in _GPU_FIGURES.items() if getattr(gpu, key) is not None)]  # fmt: skip
+    return found + [f"port {port.name}" for port in view.ports]
+
+
+def vanished(before: NodeView, after: NodeView) -> list[str]:
+    """What a node told once and does not tell now; a GPU that is gone altogether is named without its figures."""
+    now = set(told(after))
+    missing = [text for text in dict.fromkeys([*before.missing, *told(before)]) if text not in now]
+    return [text for text in missing if text.partition(" of ")[2] not in missing]
