@@ -50,6 +50,7 @@ IO_MODULES = {
     "daemon.controller",
     "daemon.functions",
     "daemon.launch_store",
+    "daemon.otlp_logs",
     "daemon.places",
     "daemon.processes",
     "daemon.reach",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from longspan.cli import control, top, top_state, top_words
+from longspan.cli.render import alarm_lines
 from longspan.cli.top import Scrolled, keys_of
 from longspan.cli.top_detail import detail
 from longspan.cli.top_screen import screen
@@ -202,6 +203,23 @@ def test_the_verb_prints_text_and_json(running: dict[str, Any]) -> None:
     assert ClusterView.from_json(document) == cluster(2)
 
 
+def test_hostile_words_neither_mark_up_nor_move_the_cursor(running: dict[str, Any]) -> None:
+    """Names and reasons of others are shown as they are: no markup of rich, no sequence of the terminal."""
+    running["replicas"][0].update(name="[/red]r0", reason="\x1b]0;evil\x07[bold]")
+    running["nodes"][0]["name"] = "[/x]\x1b[2J"
+    running["unknown"] = ["[/y]\x1b[31m"]
+    shown = CliRunner().invoke(top.command, ["--once"], catch_exceptions=False).output
+    assert "[/red]r0" in shown
+    assert "[/x]" in shown
+    assert "[/y]" in shown
+    assert "\x1b" not in shown
+    view = top.fetch({})
+    for opened in (("nodes", view.nodes[0].name), ("replicas", view.replicas[0].name)):
+        console = Console(width=100, markup=False, record=True, file=io.StringIO())
+        console.print(detail(view, TopState(opened=opened)))
+        assert "\x1b" not in console.export_text()
+
+
 def test_another_version_is_an_error_and_nothing_runs_too(
     running: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +230,13 @@ def test_another_version_is_an_error_and_nothing_runs_too(
     monkeypatch.setattr(Places, "running", lambda self: None)
     with pytest.raises(NoDeploymentError):
         CliRunner().invoke(top.command, [], catch_exceptions=False)
+
+
+def test_status_tells_alarms_with_what_to_do() -> None:
+    """Each in a line with its severity, the remedy below; words of others are no markup."""
+    alarm = Finding("n0", "error", "c", "n0 is [bold] silent", remedy="look").to_json()
+    lines = [line.plain for line in alarm_lines([alarm])]
+    assert lines == ["  error: n0 is [bold] silent", "    look"]
 
 
 def test_a_terminal_that_vanishes_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

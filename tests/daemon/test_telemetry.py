@@ -16,10 +16,10 @@ from aiohttp import web
 
 from longspan.daemon import telemetry
 from longspan.daemon.collected import Collected
-from longspan.daemon.picture import Known, NodeSample, RankUse, picture
+from longspan.daemon.picture import Known, NodeSample, RankUse, picture, vanished
 from longspan.daemon.places import Places
 from longspan.daemon.sampling import OwnLog, disks_of, report
-from longspan.daemon.telemetry import Telemetry, vanished
+from longspan.daemon.telemetry import Telemetry
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.launch.events import Exited, Lines
 from longspan.monitor.frontdoor import GatewayFigures
@@ -66,16 +66,16 @@ def eyes(tmp_path: Path) -> Telemetry:
 def make(root: Path, **changes: Any) -> Telemetry:
     """The same with other sources."""
     plain: dict[str, Any] = {
-        "agent_key": "agent", "operator_key": "operator", "engine_key": "engine", "status": status, "engines": dict,
+        "spec": SPEC, "agent_key": "agent", "operator_key": "operator", "engine_key": "engine", "status": status, "engines": dict,
     }  # fmt: skip
-    return Telemetry(SPEC, Places(root), **{**plain, **changes})
+    settings = {**plain, **changes}
+    return Telemetry(settings.pop("spec"), Places(root), **settings)
 
 
 def test_samples_become_nodes_with_age_and_skew(eyes: Telemetry) -> None:
     """A node is what its last sample says, under the deployment's name and address; its clock is compared over half a round trip."""
     now = time.monotonic()
     eyes.take("n0", sample(5, at=1000.0), now, 1002.5)
-    eyes.take("stranger", sample(1), now, 1000.0)
     first, second = eyes.view().nodes
     assert (first.name, first.address, first.state) == ("n0", "10.0.0.1", "up")
     assert first.clock_skew_seconds == pytest.approx(-2.4)
@@ -111,6 +111,10 @@ def test_what_a_node_stops_telling_is_named_until_it_is_back(eyes: Telemetry) ->
     assert gone == ("GPU 1 (NVIDIA H200)", "port mlx5_1/1", "port mlx5_2/1", "port mlx5_3/1")
     assert tuple(vanished(replace(less, missing=gone), less)) == gone
     assert tuple(vanished(replace(less, missing=gone), whole)) == ()
+    lost = replace(
+        whole, gpus=(whole.gpus[0], replace(whole.gpus[1], memory_used_bytes=None, power_watts=None))
+    )
+    assert vanished(whole, lost) == ["memory of GPU 1 (NVIDIA H200)", "power of GPU 1 (NVIDIA H200)"]
     for ports in (whole.ports, (port("eth0"),)):
         eyes.take("n0", sample(0, ports=ports), time.monotonic(), 1.0)
     assert any("no longer tells port mlx5_0/1" in text for text in eyes.view().unknown)
@@ -196,6 +200,7 @@ def test_keys_open_only_their_own_doors(tmp_path: Path) -> None:
             assert (await ask(post, "agent", json=sample(0)))[0] == 200
             for key in ("operator", "wrong", "", metrics_key):
                 assert (await ask(post, key, json=sample(0)))[0] == 401
+            assert (await ask(f"{url}/v1/agents/front/telemetry", "agent", json=sample(0)))[0] == 404
             for body in ([], {}, {"node": {}, "at": 1}, {"node": sample(0)["node"], "at": "x"}):
                 assert (await ask(post, "agent", json=body))[0] == 400
             assert (await ask(post, "agent", data=io.BytesIO(b" " * (telemetry.MAX_SAMPLE_BYTES + 1))))[
@@ -264,6 +269,67 @@ def test_an_engine_is_asked_and_its_silence_shows(tmp_path: Path, monkeypatch: p
     run(test())
 
 
+def test_a_new_engine_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart of Ray the engine has another address and its counters begin at 0: no rate is negative or made up, and what
+    the new one does not tell is named."""
+    monkeypatch.setattr(telemetry, "EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(telemetry, "SCRAPE_SECONDS", 0.02)
+    where = {"r0": ""}
+    rates: list[float | None] = []
+
+    def text(tokens: float, **more: float) -> Callable[..., Coroutine[Any, Any, web.Response]]:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(
+                text=engine({"generation_tokens_total": tokens, "num_requests_running": 1, **more})
+            )
+
+        return answer
+
+    async def test() -> None:
+        old, new = text(1e6, num_requests_waiting=2), text(40.0)
+        async with served(web.get("/metrics", old)) as first, served(web.get("/metrics", new)) as second:
+            eyes = make(tmp_path, engines=lambda: where)
+            job = asyncio.create_task(eyes.run("http://127.0.0.1:1"))
+            where["r0"] = first
+            await until(lambda: eyes.view().replicas[0].waiting == 2)
+            where["r0"] = ""
+            await until(lambda: (eyes.view().replicas[0].age_seconds or 0) > 0.1)
+            where["r0"] = second
+
+            def renewed() -> bool:
+                replica = eyes.view().replicas[0]
+                rates.append(replica.generation_tokens_per_second)
+                return replica.waiting is None
+
+            await until(renewed)
+            assert any("num_requests_waiting" in text for text in eyes.view().unknown)
+            job.cancel()
+            eyes.close()
+
+    run(test())
+    assert all(rate is None or 0 <= rate <= 40 / 0.1 for rate in rates)
+
+
+def test_a_full_disk_does_not_blind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no file can be written, the picture goes on; only what needs a file (its key for Prometheus) is not there."""
+    monkeypatch.setattr(telemetry, "EVERY_SECONDS", 0.02)
+    (tmp_path / "file").write_text("")
+    eyes = make(tmp_path / "file" / "t")
+
+    async def test() -> None:
+        async with served(*eyes.routes()) as url:
+            job = asyncio.create_task(eyes.run(url))
+            await until(lambda: eyes.view().events)
+            eyes.take("n0", sample(0, at=time.time()), time.monotonic(), time.time())
+            assert (await ask(f"{url}/v1/view", "operator"))[0] == 200
+            assert (await ask(f"{url}/metrics", ""))[0] == 401
+            assert not job.done()
+            job.cancel()
+
+    run(test())
+    eyes.close()
+
+
 def test_objectives_are_read_again_and_a_bad_file_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +384,18 @@ def test_the_agents_reports_arrive_and_lose_no_line_of_its_log(
     assert came[1]["round_trip_seconds"] > 0
 
 
+def test_an_agent_without_a_node_stops_asking(tmp_path: Path) -> None:
+    """The gateway's agent is no node: told so, it reads nothing any more."""
+
+    async def test() -> None:
+        async with served(*make(tmp_path / "d").routes()) as url, aiohttp.ClientSession() as session:
+            session.headers["Authorization"] = "Bearer agent"
+            async with asyncio.timeout(20):
+                await report(session, f"{url}/v1/agents/front/telemetry", str(tmp_path), str(tmp_path), set)
+
+    run(test())
+
+
 def test_an_own_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
     """A line longer than a message is cut rather than waited for, and a missing file has no lines."""
     path = tmp_path / "agent.log"
@@ -330,11 +408,36 @@ def test_an_own_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -
     assert disks_of("/nowhere", str(tmp_path))[0] == "/"
 
 
+@pytest.mark.parametrize(
+    ("changes", "here"),
+    [({}, {"n0", "front"}), ({"ray_address": "10.0.0.9:6379"}, {"front"})],
+)  # fmt: skip
+def test_only_logs_that_lie_here_are_not_collected(
+    tmp_path: Path, changes: dict[str, Any], here: set[str]
+) -> None:
+    """A node behind ssh, of Slurm or of a Ray that was joined writes elsewhere, whatever its entry lacks."""
+    slurm = NodeSpec("n2", "10.0.0.3", 1, slurm="42")
+    spec = replace(SPEC, nodes=(*SPEC.nodes, slurm), pp=3, **changes)
+    eyes = make(tmp_path, spec=spec)
+    for name in ("n0", "n1", "n2", "front"):
+        eyes.note(Lines(name, "engine", (name,)))
+    eyes.close()
+    found = {path.name for path in (tmp_path / "collected").iterdir() if path.is_symlink()}
+    assert found == here
+    assert {path.parent.name for path in (tmp_path / "collected").glob("*/engine.log")} == {
+        "n0",
+        "n1",
+        "n2",
+    } - here
+
+
 def test_logs_of_other_machines_are_collected_and_bounded(tmp_path: Path) -> None:
     """What their agents send lies under one directory beside links to this machine's own; a full log becomes NAME.log.1."""
     logs = tmp_path / "logs"
     (logs / "n0").mkdir(parents=True)
     (logs / "n0" / "engine.log").write_text("mine\n")
+    (tmp_path / "collected").mkdir()
+    (tmp_path / "collected" / "n1").symlink_to(logs / "n0")  # it was on this machine once
     collected = Collected(tmp_path / "collected", ["n0"], logs, limit_bytes=10)
     collected.add("n0", "engine", ["not twice"])
     collected.add("n1", "engine", ["12345678", "90"])

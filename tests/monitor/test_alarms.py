@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from longspan.errors import MonitorConfigError
 from longspan.monitor.alarms import AlarmBook, Hit, Rule, level, seen
 from longspan.monitor.objectives import Objectives, parse_objectives
-from monitor.scenes import cluster, with_node
+from longspan.monitor.rules import RULES
+from monitor.scenes import cluster, with_gateway, with_node, with_replica
 
 VIEW = cluster(2)
 BEGIN, KEEP, RAISE, CLEAR = 10.0, 5.0, 3.0, 6.0
@@ -74,6 +75,24 @@ def test_what_nobody_sees_is_not_over():
         assert not one.observe(blind, Objectives(), float(at))
     changes = [c for at in range(60, 70) for c in one.observe(VIEW, Objectives(), float(at))]
     assert [c.raised for c in changes] == [False]
+
+
+def test_a_replica_that_no_longer_serves_has_no_old_alarms():
+    """Blindness keeps alarms of what should be seen: one that is started anew, or gone, begins without them; the gateway's stay
+    while nobody hears of it."""
+    full = with_gateway(with_replica(VIEW, preemptions_per_second=9.0), failed_share=0.5)
+    for after, left in (
+        (with_replica(full, age_seconds=90.0), {"preemption-storm", "requests-fail"}),
+        (with_replica(full, age_seconds=90.0, phase="loading"), {"requests-fail"}),
+        (replace(full, replicas=()), {"requests-fail"}),
+        (with_gateway(full, age_seconds=90.0), {"preemption-storm", "requests-fail"}),
+    ):
+        one = AlarmBook(RULES)
+        for at in range(30):
+            one.observe(full, Objectives(), float(at))
+        for at in range(30, 200):
+            one.observe(after, Objectives(), float(at))
+        assert {alarm.finding.cause for alarm in one.alarms} == left
 
 
 def test_a_standing_alarm_shows_the_newest_figures_and_keeps_its_time():

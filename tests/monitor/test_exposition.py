@@ -55,6 +55,11 @@ def test_what_is_not_known_has_no_series():
     assert set(found) == {"longspan_up", "longspan_node_up", "longspan_replica_serving", "longspan_alarms"}
 
 
+def test_a_number_that_is_none_has_no_series():
+    """NaN out of a node's message ends no scrape."""
+    assert "longspan_node_load_1min" not in series(with_node(cluster(1), 0, load_1min=float("nan")))
+
+
 @pytest.mark.parametrize("value", [0.0, 1.5e-7, 12345678.9, float(1 << 50), True])
 def test_values_survive(value):
     """Numbers keep what a reader needs of them."""

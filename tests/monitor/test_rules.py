@@ -71,8 +71,8 @@ CASES = {
     "disk-full": (with_node(ONE, 0, disks=(DiskView("/", 97, 100),)), with_node(ONE, 0, disks=(DiskView("/"),))),
     "memory-full": (with_node(ONE, 0, shm_used_bytes=1020 * GIB), with_node(ONE, 0, shm_used_bytes=None)),
     "queue-with-idle-replica": (with_gateway(with_replica(ONE, running=0.0), waiting=3.0), with_gateway(ONE, waiting=3.0)),
-    "requests-fail": (with_gateway(ONE, failed_share=0.2), with_gateway(ONE, failed_share=0.2, age_seconds=60.0)),
-    "overflow-spending": (with_gateway(ONE, overflow_share=0.5), with_gateway(ONE, overflow_share=0.05)),
+    "requests-fail": (with_gateway(ONE, failed_share=0.2), with_gateway(ONE, failed_share=1.0, requests_per_second=0.05)),
+    "overflow-spending": (with_gateway(ONE, overflow_share=0.5), with_gateway(ONE, overflow_share=0.5, age_seconds=60.0)),
     "slow": (with_replica(ONE, ttft=latency(3.0)), with_replica(ONE, phase="loading", ttft=latency(3.0))),
 }  # fmt: skip
 
@@ -161,6 +161,15 @@ def test_what_slow_is_bound_by(view, bound_by):
     assert found.bound_by == bound_by
     assert found.evidence
     assert found.remedy
+
+
+def test_what_clients_wait_for_counts_too() -> None:
+    """A gateway that misses the objective while the engine keeps it: both rules say so, and the queue before the engine is named."""
+    view = with_gateway(ONE, ttft=latency(9.0))
+    (hit,) = rule("ttft-over-objective").check(Scene(view, LIMITS))
+    assert hit.subject == "gateway"
+    (why,) = rule("slow").check(Scene(view, LIMITS))
+    assert "queue before the engine" in why.summary
 
 
 def test_slow_without_objectives_means_waiting():

@@ -65,12 +65,23 @@ def fetch(record: dict[str, Any]) -> ClusterView:
         ControlPlaneError: it does not answer, or is of another version.
     """
     try:
-        return ClusterView.from_json(control.request(record, "/v1/view"))
+        return ClusterView.from_json(printable(control.request(record, "/v1/view")))
     except RecordError as error:
         raise ControlPlaneError(
             f"The controller's picture cannot be read: {error}.",
             "It was started by another version of Longspan.",
         ) from error
+
+
+def printable(document: Any) -> Any:
+    """The same without control characters: reasons and names come from engines and other machines, and go to a terminal."""
+    if isinstance(document, str):
+        return "".join(c if c.isprintable() else " " for c in document)
+    if isinstance(document, list):
+        return [printable(item) for item in document]
+    if isinstance(document, dict):
+        return {key: printable(item) for key, item in document.items()}
+    return document
 
 
 def print_once(view: ClusterView) -> None:
@@ -79,7 +90,7 @@ def print_once(view: ClusterView) -> None:
 
     from longspan.cli.top_screen import screen
 
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+    out = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 100)
     out.print(screen(view, TopState(), height=0, keys=False))
 
 
@@ -116,7 +127,7 @@ def watch(record: dict[str, Any], view: ClusterView) -> None:
     from longspan.cli.top_detail import detail
     from longspan.cli.top_screen import screen
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     watcher = Watcher(record, view)
     threading.Thread(target=watcher.run, daemon=True).start()
     state: TopState | None = TopState()

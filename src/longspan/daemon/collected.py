@@ -48,6 +48,8 @@ class Collected:
 
     def _write(self, path: Path, lines: list[str]) -> None:
         try:
+            if path.parent.is_symlink():  # the node was on this machine in an earlier start
+                path.parent.unlink()
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8", errors="replace") as file:
                 file.write("".join(f"{line}\n" for line in lines))

@@ -164,3 +164,25 @@ def unknown(view: ClusterView) -> list[str]:
         found.append(f"The gateway's figures are {gateway.age_seconds:.0f} s old.")
     found += [f"The gateway no longer gives the metric {name}." for name in gateway.missing]
     return found
+
+
+_GPU_FIGURES = {
+    "memory_used_bytes": "memory", "utilisation_share": "utilisation", "power_watts": "power",
+    "temperature_celsius": "temperature", "sm_clock_mhz": "clock",
+}  # fmt: skip
+
+
+def told(view: NodeView) -> list[str]:
+    """What a node tells, in words: its GPUs and ports, and of each GPU the figures that its driver gives."""
+    found = []
+    for gpu in view.gpus:
+        name = f"GPU {gpu.index} ({gpu.name})" if gpu.name else f"GPU {gpu.index}"
+        found += [name, *(f"{word} of {name}" for key, word in _GPU_FIGURES.items() if getattr(gpu, key) is not None)]  # fmt: skip
+    return found + [f"port {port.name}" for port in view.ports]
+
+
+def vanished(before: NodeView, after: NodeView) -> list[str]:
+    """What a node told once and does not tell now; a GPU that is gone altogether is named without its figures."""
+    now = set(told(after))
+    missing = [text for text in dict.fromkeys([*before.missing, *told(before)]) if text not in now]
+    return [text for text in missing if text.partition(" of ")[2] not in missing]

@@ -58,7 +58,7 @@ class OwnLog:
 async def report(
     session: aiohttp.ClientSession, url: str, log_dir: str, run_dir: str, others: Callable[[], set[int]]
 ) -> None:
-    """For ever: a sample a second to the controller.
+    """A sample a second to the controller, for ever; or until it says that it has no node of this name (the gateway's agent).
 
     Args:
         url: where it goes. others: pids of ours that are not our descendants.
@@ -66,7 +66,10 @@ async def report(
     own_log = OwnLog(Path(log_dir) / "agent.log")
     pool = ThreadPoolExecutor(1, thread_name_prefix="telemetry")
     loop = asyncio.get_running_loop()
-    gpus, source = await loop.run_in_executor(pool, open_gpus)
+    try:
+        gpus, source = await loop.run_in_executor(pool, open_gpus)
+    except Exception as error:  # noqa: BLE001 - whatever a driver's library does, the rest of the node can be read
+        gpus, source = None, f"the GPU library failed: {type(error).__name__}: {error}"[:200]
     sampler = NodeSampler(
         "", "", disks_of(log_dir, run_dir), gpus=gpus, gpu_source=source, others=others
     )  # the controller knows its name and address
@@ -85,6 +88,8 @@ async def report(
             sent = loop.time()
             async with asyncio.timeout(POST_SECONDS), session.post(url, json=document) as response:
                 await response.read()
+                if response.status == 404:
+                    return
                 if response.status == 200:
                     unsent = []
             round_trip_seconds = loop.time() - sent

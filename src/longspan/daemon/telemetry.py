@@ -12,7 +12,7 @@ import secrets
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import aiohttp
 from aiohttp import web
 
 from longspan.daemon.collected import Collected
-from longspan.daemon.picture import Known, NodeSample, RankUse, picture
+from longspan.daemon.otlp_logs import OtlpLogs
+from longspan.daemon.picture import Known, NodeSample, RankUse, picture, vanished
 from longspan.daemon.places import Places, write_private
 from longspan.daemon.webhook import Webhook
 from longspan.deployment import DeploymentSpec
@@ -79,9 +80,11 @@ class Telemetry:
         self._numbers = 0
         self._phases: dict[str, str] = {}
         self.objectives, self._objectives_text = Objectives(), ""
-        here = {"front", *(node.name for node in spec.ray_nodes() if not node.ssh)}
+        # Nodes of a Ray that we only joined carry no way to reach them, and may be anywhere.
+        here = {"front", *(node.name for node in spec.ray_nodes() if node.is_here and not spec.ray_address)}
         self._collected = Collected(places.root / "collected", here, places.logs)
         self._webhook = Webhook(spec.name, places.root / "webhook-url")
+        self._otlp = OtlpLogs(spec.name, places.root / "otlp-logs-url")
         self._metrics_key = ""
 
     # ---- what comes in
@@ -89,7 +92,7 @@ class Telemetry:
         """A line of a log: kept under one directory, and read for what a rank says of its memory."""
         if not isinstance(event, Lines):
             return
-        self._collected.add(event.node, event.process, event.lines)
+        self._keep(event.node, event.process, event.lines)
         for line in event.lines:
             if found := memory_line(line):
                 key = event.node, found.pid
@@ -98,10 +101,16 @@ class Telemetry:
                 # Under Ray the lines of all nodes come out of the launcher's log on one: pids tell the ranks apart.
                 self._memory[key] = self._memory["", found.pid] = replace(use, **what)
 
+    def _keep(self, node: str, process: str, lines: Sequence[str]) -> None:
+        self._collected.add(node, process, lines)
+        self._otlp.add(node, process, lines)
+
     async def post_sample(self, request: web.Request) -> web.Response:
         """An agent's sample."""
         authorise(request, self._agent_key)
         name = request.match_info["name"]
+        if name not in self._nodes:
+            raise web.HTTPNotFound(text="no node of this name\n")
         if (request.content_length or 0) > MAX_SAMPLE_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_SAMPLE_BYTES, request.content_length or 0)
         try:
@@ -116,9 +125,7 @@ class Telemetry:
         if not isinstance(document, dict):
             raise TypeError("no object")
         lines = [str(line) for line in document.get("log") or ()][:MAX_LOG_LINES]
-        self._collected.add(name, "agent", lines)
-        if name not in self._nodes:
-            return
+        self._keep(name, "agent", lines)
         view = from_json(NodeView, document["node"])
         half = float(document.get("round_trip_seconds") or 0.0) / 2
         before = self._samples.get(name)
@@ -192,7 +199,7 @@ class Telemetry:
     async def run(self, url: str) -> None:
         """For ever; `url` is the controller's own."""
         self._metrics_key = read_or_make_key(self._root / "metrics-key")
-        delivery = asyncio.create_task(self._webhook.run())
+        deliveries = [asyncio.create_task(job) for job in (self._webhook.run(), self._otlp.run())]
         next_scrape, written = 0.0, None
         try:
             async with aiohttp.ClientSession() as session:
@@ -213,7 +220,8 @@ class Telemetry:
                         await asyncio.sleep(10 * EVERY_SECONDS)
                     await asyncio.sleep(max(0.05, began + EVERY_SECONDS - time.monotonic()))
         finally:
-            delivery.cancel()
+            for delivery in deliveries:
+                delivery.cancel()
 
     async def _scrape(self, session: aiohttp.ClientSession) -> None:
         addresses = self._addresses()
@@ -273,23 +281,6 @@ class Telemetry:
         self._collected.close()
         with contextlib.suppress(OSError):
             (self._root / "prometheus-targets.json").unlink(missing_ok=True)
-
-
-def vanished(before: NodeView, after: NodeView) -> Iterable[str]:
-    """What a node told the last time, or had stopped telling, and does not tell now."""
-    gone = [
-        f"GPU {gpu.index} ({gpu.name})"
-        for gpu in before.gpus
-        if gpu.uuid not in {one.uuid for one in after.gpus}
-    ]
-    gone += [
-        f"port {port.name}" for port in before.ports if port.name not in {one.name for one in after.ports}
-    ]
-    now = {
-        *(f"GPU {gpu.index} ({gpu.name})" for gpu in after.gpus),
-        *(f"port {port.name}" for port in after.ports),
-    }
-    return dict.fromkeys([*(text for text in before.missing if text not in now), *gone])
 
 
 def authorise(request: web.Request, *keys: str) -> None:

@@ -11,6 +11,8 @@ from longspan.finding import Evidence, Finding, Severity
 from longspan.monitor.objectives import Objectives
 from longspan.monitor.view import SILENT_SECONDS, AlarmView, ClusterView, NodeView, ReplicaView
 
+SERVING = frozenset({"serving", "suspected"})  # phases in which a replica should give tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
@@ -31,7 +33,7 @@ class Scene:
     @property
     def serving(self) -> list[ReplicaView]:
         """Replicas that should give tokens and whose figures are fresh."""
-        return [r for r in self.view.replicas if r.phase in {"serving", "suspected"} and fresh(r.age_seconds)]
+        return [r for r in self.view.replicas if r.phase in SERVING and fresh(r.age_seconds)]
 
     @property
     def nodes(self) -> list[NodeView]:
@@ -49,7 +51,7 @@ class Hit:
     """One thing that a rule sees now.
 
     Attributes:
-        about: the node or replica whose figures it comes from; empty for the gateway's.
+        about: the node or replica whose figures it comes from, or "gateway"; empty for what the controller knows itself.
         firm: at the level at which an alarm begins; otherwise only at that at which it stays.
     """
 
@@ -136,7 +138,9 @@ class AlarmBook:
         """Another picture, at a time on a steady clock. Returns what came and what went."""
         scene = Scene(view, objectives, self._quiet(view, now))
         blind = {n.name for n in view.nodes if not fresh(n.age_seconds)}
-        blind |= {r.name for r in view.replicas if not fresh(r.age_seconds)}
+        # One that does not serve any more has not got what it had while it did.
+        blind |= {r.name for r in view.replicas if r.phase in SERVING and not fresh(r.age_seconds)}
+        blind |= set() if fresh(view.gateway.age_seconds) else {"gateway"}
         changes: list[Change] = []
         hit_keys: set[str] = set()
         for rule in self.rules:

@@ -4,6 +4,7 @@ What is not known has no series, so that no panel draws a 0 that nobody measured
 pid and no text of a log is one.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,7 @@ class _Text:
     families: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
 
     def add(self, name: str, text: str, labels: Labels, value: float | None) -> None:
-        if value is None:
+        if value is None or not math.isfinite(value):
             return
         inner = ",".join(f'{key}="{_escape(one)}"' for key, one in labels.items())
         number = int(value) if value == int(value) else float(value)

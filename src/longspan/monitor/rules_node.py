@@ -4,7 +4,11 @@ from collections.abc import Iterable
 
 from longspan.monitor.alarms import Hit, Rule, Scene, fresh, level, seen
 from longspan.monitor.rates import share
+from longspan.monitor.view import GatewayView
 from longspan.units import format_bytes, format_seconds
+
+# Of fewer requests a minute, one that fails or leaves is a large share and says nothing.
+LEAST_REQUESTS_PER_SECOND = 10 / 60
 
 
 def silent(scene: Scene) -> Iterable[Hit]:
@@ -80,26 +84,31 @@ def queue_at_the_door(scene: Scene) -> Iterable[Hit]:
             yield Hit(
                 replica.name, f"{gateway.waiting:.0f} requests wait in the gateway while {replica.name} is idle.",
                 (seen("longspan_gateway_waiting", f"{gateway.waiting:.0f}"), seen("num_requests_running", "0")),
-                "The gateway does not trust it, or a limit holds requests back: /admin/status says why.",
+                "The gateway does not trust it, or a limit holds requests back: /admin/status says why.", about="gateway",
             )  # fmt: skip
 
 
 def failing(scene: Scene) -> Iterable[Hit]:
     """More requests fail than a client can shrug off."""
     gateway = scene.view.gateway
-    over = level(gateway.failed_share, 0.05, 0.02) if fresh(gateway.age_seconds) else None
+    over = level(gateway.failed_share, 0.05, 0.02) if _busy(gateway) else None
     if over is not None:
         yield Hit(
             "gateway", f"{gateway.failed_share:.0%} of the requests of the last minute failed.",
             (seen("longspan_gateway_requests_total", f"{gateway.failed_share:.1%} not ok"),),
-            "The gateway's log names each one's last attempt; other alarms name the replica.", over,
+            "The gateway's log names each one's last attempt; other alarms name the replica.", over, "gateway",
         )  # fmt: skip
+
+
+def _busy(gateway: GatewayView) -> bool:
+    """Whether shares of its requests mean anything now."""
+    return fresh(gateway.age_seconds) and (gateway.requests_per_second or 0.0) >= LEAST_REQUESTS_PER_SECOND
 
 
 def spending(scene: Scene) -> Iterable[Hit]:
     """Providers serve, or cost, more than the operator wants."""
     gateway, limits = scene.view.gateway, scene.objectives
-    if not fresh(gateway.age_seconds):
+    if not _busy(gateway):
         return
     for what, value, limit, text in (
         ("share", gateway.overflow_share, limits.overflow_share, "{:.0%} of the requests go to providers, the limit is {:.0%}."),
@@ -110,7 +119,7 @@ def spending(scene: Scene) -> Iterable[Hit]:
             yield Hit(
                 f"gateway {what}", text.format(value, limit),
                 (seen("overflow", f"reasons: {', '.join(gateway.overflow_reasons) or 'none given'}"),),
-                "Set `spend_cap_usd_per_hour` of the provider, a higher `overflow.threshold_seconds`, or add a replica.", over,
+                "Set `spend_cap_usd_per_hour` of the provider, a higher `overflow.threshold_seconds`, or add a replica.", over, "gateway",
             )  # fmt: skip
 
 

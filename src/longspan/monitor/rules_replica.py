@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable
 
 from longspan.finding import Evidence
-from longspan.monitor.alarms import Hit, Rule, Scene, level, seen
+from longspan.monitor.alarms import Hit, Rule, Scene, fresh, level, seen
 from longspan.monitor.view import LatencyView, ReplicaView
 from longspan.units import format_seconds
 
@@ -108,20 +108,22 @@ def cache_useless(scene: Scene) -> Iterable[Hit]:
 
 
 def slow_first_token(scene: Scene) -> Iterable[Hit]:
-    """The 99th percentile of the time to the first token is over its objective."""
+    """The 99th percentile of the time to the first token is over its objective: in an engine, or as clients see it."""
     limit = scene.objectives.ttft_p99_seconds
     for replica in scene.serving:
-        yield from _over(replica, replica.ttft, limit, "TTFT")
+        yield from _over(replica.name, replica.ttft, limit, "TTFT")
+    if fresh(scene.view.gateway.age_seconds):
+        yield from _over("gateway", scene.view.gateway.ttft, limit, "TTFT")
 
 
 def slow_tokens(scene: Scene) -> Iterable[Hit]:
     """The 99th percentile of the time per output token is over its objective."""
     limit = scene.objectives.tpot_p99_seconds
     for replica in scene.serving:
-        yield from _over(replica, replica.tpot, limit, "TPOT")
+        yield from _over(replica.name, replica.tpot, limit, "TPOT")
 
 
-def _over(replica: ReplicaView, found: LatencyView | None, limit: float | None, what: str) -> Iterable[Hit]:
+def _over(name: str, found: LatencyView | None, limit: float | None, what: str) -> Iterable[Hit]:
     if limit is None or found is None or found.p99 is None or found.count < P99_COUNT:
         return
     # "Below 10 ms" is not over an objective of 5 ms for all that is known.
@@ -131,11 +133,11 @@ def _over(replica: ReplicaView, found: LatencyView | None, limit: float | None, 
     if over is not None:
         more = "more than " if found.p99.bound == "above" else ""
         yield Hit(
-            replica.name,
-            f"{replica.name}'s {what} p99 is {more}{format_seconds(found.p99.seconds)}, the objective {format_seconds(limit)}.",
+            name,
+            f"{'the gateway' if name == 'gateway' else name}'s {what} p99 is {more}{format_seconds(found.p99.seconds)}, the objective {format_seconds(limit)}.",
             (seen(f"{what} p99", f"{found.p99.seconds:.3f} s of {found.count:.0f}"),),
             "The alarm `slow` beside it says what it is bound by.",
-            over, replica.name,
+            over, name,
         )  # fmt: skip
 
 
@@ -149,6 +151,6 @@ RULES = (
     Rule("replica-imbalance", "warning", "One replica has several times the work of the others.", unequal, 30, 60),
     Rule("preemption-storm", "warning", "More than one preemption in two seconds.", preempting, 20, 60),
     Rule("prefix-cache-useless", "info", "Less than 1 % of a busy replica's prompt tokens were cached.", cache_useless, 300, 300),
-    Rule("ttft-over-objective", "warning", "TTFT p99 over its objective.", slow_first_token, 30, 60),
+    Rule("ttft-over-objective", "warning", "TTFT p99 over its objective, in an engine or at the gateway.", slow_first_token, 30, 60),
     Rule("tpot-over-objective", "warning", "TPOT p99 over its objective.", slow_tokens, 30, 60),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from longspan.finding import Evidence
 from longspan.monitor.alarms import Hit, Rule, Scene, fresh, seen
 from longspan.monitor.rules_network import traffic
+from longspan.monitor.rules_replica import P99_COUNT
 from longspan.monitor.view import GpuView, LatencyView, ReplicaView
 from longspan.units import format_seconds
 
@@ -176,17 +177,23 @@ def _compute(scene: Scene, replica: ReplicaView) -> Diagnosis | None:
     return None
 
 
+def _misses(found: LatencyView | None, limit: float | None) -> bool:
+    """Whether a 99th percentile is over its limit for sure."""
+    if limit is None or found is None or found.p99 is None or found.count < P99_COUNT:
+        return False
+    return found.p99.bound != "below" and found.p99.seconds >= limit
+
+
 def slow(scene: Scene) -> Iterable[Hit]:
     """Every replica that is slow, with what it is bound by."""
-    objectives = scene.objectives
+    objectives, door = scene.objectives, scene.view.gateway
     for replica in scene.serving:
         if replica.name in scene.quiet_seconds:
             continue  # it does not move at all: that is another alarm
-        missed = [
-            what for what, found, limit in (
-                ("TTFT", replica.ttft, objectives.ttft_p99_seconds), ("TPOT", replica.tpot, objectives.tpot_p99_seconds),
-            ) if limit is not None and found and found.p99 and found.p99.bound != "below" and found.p99.seconds >= limit
-        ]  # fmt: skip
+        missed = [what for what, found, limit in (
+            ("TTFT", replica.ttft, objectives.ttft_p99_seconds), ("TPOT", replica.tpot, objectives.tpot_p99_seconds),
+            ("TTFT at the gateway", door.ttft if fresh(door.age_seconds) else None, objectives.ttft_p99_seconds),
+        ) if _misses(found, limit)]  # fmt: skip
         none_set = objectives.ttft_p99_seconds is None and objectives.tpot_p99_seconds is None
         queued = bool(replica.waiting) or bool(
             scene.view.gateway.waiting and fresh(scene.view.gateway.age_seconds)
