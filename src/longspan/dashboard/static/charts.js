@@ -4,7 +4,7 @@ import { byId, el, keyed, remember, remembered, set, svg, text } from "./dom.js"
 import { clock, dollars, moment, number, rate, seconds, share, short } from "./units.js";
 
 const WIDTH = 360, HEIGHT = 120, LEFT = 4, RIGHT = 4, TOP = 16, BOTTOM = 18;
-const REFRESH_SECONDS = 30;
+const REFRESH_SECONDS = 30, EMPTY_SECONDS = 5;
 const HOURS = [1, 6, 24];
 const latency = (prefix) => ["p50", "p95", "p99"].map((name) => [`${prefix}_${name}_seconds`, name]);
 const CLUSTER = [
@@ -27,7 +27,7 @@ const REPLICA = [
   ["Prefix hits", share, [["prefix_hit_share", "share"]], 1],
 ];
 
-let host, choices, grid, note, view, asked = 0;
+let host, choices, grid, note, view, asked = 0, every = 0;
 let hours = HOURS.includes(Number(remembered("hours", 1))) ? Number(remembered("hours", 1)) : 1;
 let subject = "cluster";
 
@@ -53,7 +53,7 @@ export function draw(now) {
   const options = [["cluster", "the whole deployment"], ...view.replicas.map((one) => [`replica/${one.name}`, `replica ${one.name}`]),
     ...view.nodes.map((one) => [`node/${one.name}`, `node ${one.name}`])];
   keyed(choices, options, ([value]) => value, ([value, label]) => el("option", { value }, label));
-  if (Date.now() / 1000 - asked > REFRESH_SECONDS) load();
+  if (Date.now() / 1000 - asked > every) load();
 }
 
 // Chart definitions with whole series names.
@@ -78,6 +78,7 @@ function wanted() {
 
 async function load() {
   if (!view) return;
+  every = REFRESH_SECONDS;
   asked = Date.now() / 1000;
   const charts = wanted(), of = subject;
   const names = [...new Set(charts.flatMap((chart) => chart.lines.map(([name]) => name)))];
@@ -97,6 +98,7 @@ async function load() {
     text(note, `The history cannot be shown: ${error.message}`);
   }
   if (of !== subject) return;
+  every = Object.keys(found.series).length ? REFRESH_SECONDS : EMPTY_SECONDS;
   keyed(grid, charts, (chart) => chart.title, make, (figure, chart) => update(figure, chart, found));
 }
 

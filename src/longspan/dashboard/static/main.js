@@ -98,7 +98,7 @@ async function again() {
 }
 
 function draw() {
-  if (!frame) return;
+  if (!frame || document.hidden) return;
   notices.banner(frame, view, linked);
   const fresh = linked && !frame.lost_since_unix_seconds;
   text(byId("connection"), said || (fresh ? `live, ${clock(frame.seen_unix_seconds)}` : "not live"));
@@ -122,6 +122,7 @@ setInterval(() => {
   }
 }, 1000);
 
+document.addEventListener("visibilitychange", () => !document.hidden && draw());
 document.addEventListener("longspan:said", (event) => {
   said = event.detail;
   draw();

@@ -42,7 +42,7 @@ function update(fold, node) {
   const good = node.state === "up";
   set(parts.state, "class", `chip ${good ? "good" : node.state === "late" ? "warn" : "bad"}`);
   text(parts.state, `${good ? "●" : "▲"} ${stateWords(node)}`);
-  set(fold, "class", `node-fold card ${good ? "" : "old"}`);
+  set(fold, "class", `node-fold card ${good ? "" : "old"} ${node.gpus.length ? "" : "no-gpus"}`);
   const used = total(node.gpus.map((gpu) => gpu.memory_used_bytes));
   const all = total(node.gpus.map((gpu) => gpu.memory_total_bytes));
   text(parts.memory, node.gpus.length ? `GPU memory ${share(part(used, all))}` : node.gpu_source || "no GPUs");

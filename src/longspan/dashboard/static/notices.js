@@ -86,7 +86,7 @@ function events(view) {
   keyed(byId("events"), newest, (event) => `${event.number}:${event.at_unix_seconds}`, (event) =>
     el("li", { class: `event kind-${/^[a-z-]+$/.test(event.kind) ? event.kind : "other"}` },
       el("time", { datetime: new Date(event.at_unix_seconds * 1000).toISOString() }, moment(event.at_unix_seconds)),
-      el("span", { class: "kind" }, event.kind), el("b", {}, event.subject), " ", el("span", {}, event.text)));
+      el("span", { class: "kind" }, event.kind), el("b", {}, event.subject), " ", el("span", {}, event.text.startsWith(`${event.subject}: `) ? event.text.slice(event.subject.length + 2) : event.text)));
 }
 
 // What the page no longer knows stands at its top: nothing below may look fresher than it is.
