@@ -131,6 +131,14 @@ def test_the_picture_says_what_it_no_longer_knows() -> None:
     )  # fmt: skip
 
 
+def test_a_head_without_ranks_is_a_node_too(tmp_path: Path) -> None:
+    """Ray's head on a machine of its own is not among the status document's nodes, and still watched."""
+    eyes = make(tmp_path, spec=replace(SPEC, ray_head=NodeSpec("head", "10.0.0.9", 0, ssh="head")))
+    eyes.take("head", sample(0), time.monotonic(), 1000.0)
+    first, *_ = eyes.view().nodes
+    assert (first.name, first.address, first.state) == ("head", "10.0.0.9", "up")
+
+
 @pytest.mark.parametrize(
     ("changes", "phase", "reason"),
     [

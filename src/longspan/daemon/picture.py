@@ -1,7 +1,7 @@
 """The controller's status, its nodes' telemetry and its engines' metrics put together: `monitor.view.ClusterView`. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longspan.monitor.frontdoor import GatewayFigures
@@ -44,6 +44,7 @@ class Known:
     """All that the controller knows beside its status document.
 
     Attributes:
+        addresses: node -> address, of all nodes that have an agent; Ray's head may be one without ranks, which the status leaves out.
         engines: replica -> its metrics; `memory`: (node, pid) -> what that rank uses, pid 0 where a line named none.
     """
 
@@ -51,6 +52,7 @@ class Known:
     engines: Mapping[str, EngineFigures]
     gateway: GatewayFigures
     memory: Mapping[tuple[str, int], RankUse]
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
 
 def picture(status: Mapping[str, Any], known: Known, *, now: float, wall: float) -> ClusterView:
@@ -60,7 +62,8 @@ def picture(status: Mapping[str, Any], known: Known, *, now: float, wall: float)
         now: the controller's steady clock; wall: seconds since 1970 by its other one.
     """
     replicas = tuple(_replica(status, one, known, now) for one in _replicas(status))
-    nodes = tuple(_node(found, known, replicas, now) for found in status["nodes"])
+    addresses = {str(found["name"]): str(found["address"]) for found in status["nodes"]}
+    nodes = tuple(_node(*found, known, replicas, now) for found in {**known.addresses, **addresses}.items())
     gateway = known.gateway.fill(GatewayView(status.get("endpoint") or ""), now)
     view = ClusterView(
         status["name"], wall, status["phase"], status["served_name"], status["layout"]["device"], nodes, replicas, gateway,
@@ -101,12 +104,12 @@ def _replica(status: Mapping[str, Any], found: Mapping[str, Any], known: Known, 
 
 
 def _node(
-    found: Mapping[str, Any],
+    name: str,
+    address: str,
     known: Known,
     replicas: tuple[ReplicaView, ...],
     now: float,
 ) -> NodeView:
-    name, address = str(found["name"]), str(found["address"])
     here = [(r.name, rank) for r in replicas for rank in r.ranks if rank.node == name]
     places = {uuid: place for place in here for uuid in place[1].gpu_uuids}
     sample = known.samples.get(name)

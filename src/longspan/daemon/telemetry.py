@@ -70,7 +70,7 @@ class Telemetry:
         self._spec, self._root = spec, places.root
         self._agent_key, self._operator_key, self._engine_key = agent_key, operator_key, engine_key
         self._status, self._engines, self._gateway = status, engines, gateway
-        self._nodes = {node.name for node in spec.ray_nodes()}
+        self._nodes = {node.name: node.address for node in spec.ray_nodes()}
         self._samples: dict[str, NodeSample] = {}
         self._figures: dict[str, EngineFigures] = {}
         self._front = GatewayFigures()
@@ -135,7 +135,7 @@ class Telemetry:
     # ---- what goes out
     def view(self) -> ClusterView:
         """The picture of now, with the alarms and events that stand."""
-        known = Known(self._samples, self._figures, self._front, self._memory)
+        known = Known(self._samples, self._figures, self._front, self._memory, self._nodes)
         found = picture(self._status(), known, now=time.monotonic(), wall=time.time())
         return replace(found, alarms=self._book.alarms, events=tuple(self._events))
 
