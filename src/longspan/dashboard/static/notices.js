@@ -15,8 +15,8 @@ function tiles(view) {
   const ttft = (name) => quantile(gateway.ttft ? gateway.ttft[name] : worst(replicas.map((one) => one.ttft?.[name])));
   const queue = total([gateway.waiting, ...replicas.map((one) => one.waiting)]);
   return [
-    ["Replicas serving", `${serving} of ${replicas.length}`, `${up} of ${view.nodes.length} nodes up`, serving < replicas.length || up < view.nodes.length],
-    ["Output tokens/s", short(total(replicas.map((one) => one.generation_tokens_per_second))), `prompt ${short(total(replicas.map((one) => one.prompt_tokens_per_second)))}/s`],
+    ["Serving", `${serving} of ${replicas.length}`, `replicas; ${up} of ${view.nodes.length} nodes up`, serving < replicas.length || up < view.nodes.length],
+    ["Tokens/s", short(total(replicas.map((one) => one.generation_tokens_per_second))), `output; prompt ${short(total(replicas.map((one) => one.prompt_tokens_per_second)))}/s`],
     ["Running", number(total(replicas.map((one) => one.running))), `${short(gateway.requests_per_second)} requests/s end`],
     ["Queue", number(queue), `${number(gateway.waiting)} in the gateway`],
     ["TTFT p95", ttft("p95"), `p50 ${ttft("p50")}, p99 ${ttft("p99")}`],
