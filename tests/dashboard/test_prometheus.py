@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import re
 import runpy
@@ -254,3 +255,28 @@ def test_the_lint_sees_a_dead_query(tmp_path: Path) -> None:
                     await found.all_answer({"dead": "ray_vllm_num_requests_swapped"})
 
     asyncio.run(test())
+
+
+def test_the_engines_names_are_those_of_the_installed_vllm() -> None:
+    """Each of vLLM's metrics that a rule or panel asks for, and that the recorded engine gives, is declared by the vLLM that is installed."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        pytest.skip("vLLM is not installed: make install")
+    source = "".join(
+        file.read_text() for file in sorted((Path(found.origin).parent / "v1" / "metrics").glob("*.py"))
+    )
+    texts = [
+        (RULES / "rules.yml").read_text(),
+        recorded.engine(1.0, bad=False),
+        *(query for _, query in panels()),
+    ]
+    names = set(re.findall(r"vllm:([a-z0-9_]+)", "\n".join(texts)))
+    assert len(names) > 20
+    # prometheus_client adds these ends itself.
+    plain = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+    undeclared = {
+        name
+        for name in plain
+        if f'"vllm:{name}"' not in source and f'"vllm:{name.removesuffix("_total")}"' not in source
+    }
+    assert undeclared == set()
