@@ -3,9 +3,11 @@
 export const NA = "n/a";
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
+// Kept: a formatter that is made anew for each of 64 nodes' numbers took two thirds of the time of a frame.
+const FORMATS = [0, 1, 2].map((digits) => new Intl.NumberFormat("en", { maximumFractionDigits: digits, minimumFractionDigits: digits }));
+
 export function number(value, digits = 0) {
-  if (!known(value)) return NA;
-  return value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+  return known(value) ? FORMATS[digits].format(value) : NA;
 }
 
 export function short(value) {
