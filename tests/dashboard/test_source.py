@@ -111,3 +111,15 @@ def test_an_action_is_posted_and_its_refusal_read() -> None:
     assert got == [{"subject": "r0"}]
     assert asked(routes, lambda source: source.act("isolate", "r0")) == (409, "r0 is the last.")
     assert asked(routes, lambda source: source.act("restore", "r0")).status == 404
+
+
+def test_a_controller_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes the question and never answers is away after a while, in words, and does not hold the page up for ever."""
+    monkeypatch.setattr("longspan.dashboard.source.TIMEOUT_SECONDS", 0.2)
+
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    with pytest.raises(Away, match="has not answered"):
+        asked([web.get("/v1/view", hang)], ControllerSource.picture)

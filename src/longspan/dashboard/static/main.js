@@ -9,7 +9,9 @@ import * as picture from "./picture.js";
 import * as replicas from "./replicas.js";
 import { clock } from "./units.js";
 
-const SILENT_SECONDS = 5;
+// Longer than the dashboard waits for a controller that hangs (twice 5 s): until then its silence is not its own. A dashboard
+// that ended is noticed at once, since its connection closes.
+const SILENT_SECONDS = 12;
 let stream = null, view = null, frame = null, heard = 0, linked = false, said = "";
 
 function theme() {
