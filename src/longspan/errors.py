@@ -192,3 +192,21 @@ class CheckError(LongspanError):
     """The pre-flight found an error on a node or between nodes, so a launch would fail or be wrong."""
 
     exit_code = 70
+
+
+class MonitorConfigError(LongspanError):
+    """The file of objectives and alarm levels (`alarms.toml`), or that of the webhook's address, cannot be used."""
+
+    exit_code = 100
+
+
+class LogsError(LongspanError):
+    """There is no such node, replica or rank, or it has no log."""
+
+    exit_code = 101
+
+
+class DashboardKeyError(LongspanError):
+    """The file with the dashboard's key cannot be read, or holds none."""
+
+    exit_code = 102

@@ -16,6 +16,7 @@ import pytest
 
 from engine.running import Longspan
 from longspan.errors import DeploymentExistsError, PortError
+from longspan.monitor.view import ClusterView
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 PORT = 18431
@@ -84,6 +85,38 @@ def test_streams_many_at_once(client: openai.OpenAI) -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(stream, range(8)))
     assert all(text and reason in {"length", "stop"} for text, reason in results)
+
+
+def test_the_picture_knows_what_serves(served: tuple[Longspan, str], client: openai.OpenAI) -> None:
+    """While it works, `top` knows nodes, ranks, requests, tokens and latencies of the real engine; `logs` knows its ranks."""
+    longspan = served[0]
+    model = client.models.list().data[0].id
+    with client.completions.create(
+        model=model, prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+        deadline = time.monotonic() + 60
+        while True:
+            view = ClusterView.from_json(json.loads(longspan.run("top", "--json").stdout))
+            (replica,) = view.replicas
+            if (
+                replica.generation_tokens_per_second and replica.ttft and replica.ttft.count
+            ) or time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+    assert replica.running
+    assert replica.generation_tokens_per_second
+    assert replica.kv_tokens
+    assert replica.ttft
+    assert replica.ttft.mean_seconds
+    assert {node.state for node in view.nodes} == {"up"}
+    pids = {rank.rank: rank.pid for rank in replica.ranks}
+    found = {p.rank: p for node in view.nodes for p in node.processes if p.rank is not None}
+    assert {rank: process.pid for rank, process in found.items()} == pids
+    assert all((process.rss_bytes or 0) > 100 << 20 for process in found.values())
+    lines = longspan.run("logs", "r0", "--rank", "1", "-n", "5").stdout.splitlines()
+    assert lines
+    assert all(f"pid={pids[1]}" in line for line in lines)
 
 
 def test_anthropic_client(served: tuple[Longspan, str], client: openai.OpenAI) -> None:

@@ -18,12 +18,18 @@ VERBS: dict[str, tuple[str, str]] = {
     "up": ("longspan.cli.up", "Serve a model: start everything, end with real tokens and a proof."),
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+    "top": ("longspan.cli.top", "Nodes, GPUs, ports, replicas, queue and alarms on one screen."),
+    "logs": ("longspan.cli.logs", "The logs of a replica or node, from all machines."),
     "probe": ("longspan.cli.probe", "Ask for one token; for the probes of Kubernetes and systemd."),
     "manifest": (
         "longspan.cli.manifest",
         "Write what a scheduler needs: a Slurm batch script, a RayCluster, a LeaderWorkerSet.",
     ),
     "gateway": ("longspan.cli.gateway", "The front door alone, in front of any OpenAI-compatible upstreams"),
+    "dashboard": (
+        "longspan.cli.dashboard",
+        "The live page: nodes, GPUs, replicas, latency, cost, alarms, a day of history.",
+    ),
     "audit": ("longspan.cli.audit", "The production checklist, run over what serves."),
     "doctor": ("longspan.cli.doctor", "Say why a launch failed or hangs."),
 }

@@ -43,7 +43,7 @@ def command(name: str, launches: bool, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(status))
         return 0
-    from longspan.cli.render import console, phases, proof_lines, rank_table
+    from longspan.cli.render import alarm_lines, console, phases, proof_lines, rank_table
 
     out = console()
     out.print(phases(status))
@@ -57,6 +57,8 @@ def command(name: str, launches: bool, as_json: bool) -> int:
             out.print(f"  {node['name']}: {words}")
     for reason in status["suspicions"].values():
         out.print(f"  [yellow]out of traffic[/yellow]: {reason}")
+    for line in alarm_lines(status.get("alarms", [])):
+        out.print(line)
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")
     out.print(f"  model     {status['served_name']}")
     out.print(f"  key       in {status['api_key_file']}")

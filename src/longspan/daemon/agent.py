@@ -21,7 +21,7 @@ from typing import Any
 
 import aiohttp
 
-from longspan.daemon import functions, processes
+from longspan.daemon import functions, processes, sampling
 from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECONDS, MAX_LINES, cut
 
 WATCH_SECONDS = 0.1  # a process that ended is reported within so long
@@ -146,6 +146,7 @@ class Agent:
             ]
             for job in jobs:
                 job.add_done_callback(self._job_ended)
+            self.tasks.add(asyncio.create_task(self._report(session)))
             await self.done.wait()
             for job in [*jobs, *self.tasks]:
                 job.cancel()
@@ -196,6 +197,15 @@ class Agent:
             if count and size > BATCH_CHARACTERS:
                 return self.events[:count]
         return self.events[:]
+
+    async def _report(self, session: aiohttp.ClientSession) -> None:
+        """Telemetry, which may fail without any harm to the rest."""
+
+        def others() -> set[int]:
+            return processes.marked(self.config.mark) if self.config.joined else set()
+
+        url = f"{self.config.controller_url}/v1/agents/{self.config.name}/telemetry"
+        await sampling.report(session, url, self.config.log_dir, self.config.run_dir, others)
 
     def _tell(self, event: dict[str, Any]) -> None:
         self.events.append(event)

@@ -30,6 +30,7 @@ from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
+from longspan.daemon.telemetry import Telemetry
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
@@ -118,6 +119,10 @@ class Controller:
         self.launch_log = LaunchLog(LaunchStore(places.launches))
         self.checked = places.checked()
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="launch-log")
+        self.telemetry = Telemetry(
+            spec, places, agent_key=self.agent_key, operator_key=self.operator_key, engine_key=self.engine_key,
+            status=self.status, engines=lambda: {"r0": self.machine.group.engine_url} if self.machine.group else {},
+        )  # fmt: skip
 
     # ---- the loop
     async def feed(self, event: Event) -> None:
@@ -301,6 +306,7 @@ class Controller:
         new = events[max(0, link.taken - number) :]
         link.taken = max(link.taken, number + len(events))
         for event in new:
+            self.telemetry.note(event)
             await self.feed(self._kept(name, event))
         return web.json_response({})
 
@@ -352,7 +358,7 @@ class Controller:
             logs=str(places.logs),
             now=time.monotonic(),
         )
-        return {**document, "version": self.version}
+        return {**document, "alarms": self.telemetry.alarms(), "version": self.version}
 
     # ---- life
     async def run(self) -> None:
@@ -362,6 +368,7 @@ class Controller:
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
         app.router.add_get("/v1/status", self.get_status)
         app.router.add_post("/v1/down", self.post_down)
+        app.router.add_routes(self.telemetry.routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         site = web.TCPSite(runner, self.listen_host, 0)
@@ -384,6 +391,7 @@ class Controller:
         self.perform(self.machine.begin(time.monotonic()))
         self._note()
         clock = asyncio.create_task(self._clock())
+        self._spawn(self.telemetry.run(self.url))
         await self.gone.wait()
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
@@ -397,6 +405,7 @@ class Controller:
         self.places.engine_key.unlink(missing_ok=True)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
+        self.telemetry.close()
         with contextlib.suppress(OSError):
             self.history.close()
         self.places.controller.unlink(missing_ok=True)  # last: while it is there, `down` waits for us
