@@ -90,12 +90,13 @@ class Controller:
         self.places = places
         self.spec = spec
         self.listen_host = listen_host
-        self.mark = f"{spec.name}-{secrets.token_hex(6)}"
+        start = secrets.token_hex(6)
+        self.mark = f"{spec.name}-{start}"
         self.agent_key = secrets.token_urlsafe(32)
         self.operator_key = secrets.token_urlsafe(32)
         self.engine_key = secrets.token_urlsafe(32)
         self.api_key = places.api_key.read_text().strip()
-        run_dir = f"/tmp/longspan-{self.mark}"
+        run_dir = f"/tmp/longspan-{spec.name[:7]}-{start}"  # short, as `Paths.ray_dir` says
         paths = Paths(run_dir, str(places.gateway_config))
         self.paths = paths
         self.machine = Steps(
@@ -114,6 +115,7 @@ class Controller:
         self.version = 0
         self.url = ""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.watcher: asyncio.Task[None] | None = None  # of the engine that serves
         self.gone = asyncio.Event()
         self.history = places.history.open("w")
         self.launch_log = LaunchLog(LaunchStore(places.launches))
@@ -143,9 +145,11 @@ class Controller:
         if self.machine.history and self.machine.history[-1][1] is event and not logs:
             self._record(event, flush=self.machine.phase != before)
         if self.machine.phase != before:
-            self._note()
-            if self.machine.phase == "serving":
-                self._spawn(self._watch_engine())
+            if not self.machine.restarts or self.machine.stopping:
+                self._note()  # the record is of the launch; restarts stand in the status
+            if self.watcher:
+                self.watcher.cancel()
+            self.watcher = self._spawn(self._watch_engine()) if self.machine.phase == "serving" else None
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
@@ -195,15 +199,17 @@ class Controller:
                     except OSError as error:
                         print(f"the gateway's configuration cannot be written: {error}", flush=True)
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
     def _gateway_toml(self, state: str, reason: str) -> str:
         key = self.api_key
         return gateway_config.render(
-            listen=self.spec.listen,
+            # A gateway that is started again must listen where the clients know it.
+            listen=self.machine.gateway_address or self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
             model=self.spec.served_name,
             url=self.machine.group.engine_url if self.machine.group else "",

@@ -82,6 +82,8 @@ def _replicas(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if phase == "serving" and reasons:
         phase = "suspected"
     reason = str(failure["what"]) if failure else "; ".join(reasons)
+    if phase == "fencing":
+        reason = f"being restarted: {status['restarts'][-1]['reason']}"
     return [{"name": ONLY_REPLICA, "phase": phase, "reason": reason, "ranks": status["ranks"]}]
 
 
