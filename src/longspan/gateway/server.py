@@ -170,6 +170,7 @@ class Gateway:
             time.time() - seconds, seconds, exchange.first_at - started if exchange.first_at and ask.stream else None,
             usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0),
             self.outgoing.price(exchange.target, usage) if exchange.outside else 0.0, exchange.reason, exchange.trace,
+            exchange.response,
         )  # fmt: skip
         self.link.over(ask.id, entry)
 
