@@ -135,6 +135,10 @@ class Brain:
         for name in seen:
             self.dispatcher.progress(name, now)
 
+    def refused(self, counts: dict[tuple[int, str], int]) -> None:
+        """Requests that were refused before they were routed, by status and reason."""
+        self._figures.refused.update(counts)
+
     def over(self, request: int, entry: Entry) -> None:
         """A request ended, in whatever way."""
         now = self.now()

@@ -32,11 +32,12 @@ ANYONE = KeyRule("anyone", "")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer that needs no upstream."""
+    """An answer that needs no upstream. code: why a request is refused, one of a fixed list; empty if it is not."""
 
     status: int
     body: bytes
     headers: tuple[Header, ...] = ()
+    code: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +192,7 @@ def refusal(dialect: Dialect, status: int, code: str, message: str) -> Answer:
     headers: list[Header] = [(b"content-type", b"application/json"), (b"x-should-retry", b"false")]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    return Answer(status, error_body(dialect, status, code, message), tuple(headers))
+    return Answer(status, error_body(dialect, status, code, message), tuple(headers), code)
 
 
 def models_answer(config: GatewayConfig, key: KeyRule, path: str) -> Answer:
