@@ -104,7 +104,7 @@ class Deployed:
         assert self.child.returncode == 0, errors
         assert processes_with(f"LONGSPAN_MARK={self.record['mark']}") == []
         wait_for(lambda: not processes_with(f"XDG_STATE_HOME={self.home}"))
-        assert not Path(f"/tmp/longspan-{self.record['mark']}").exists()
+        assert not Path(self.record["run_dir"]).exists()
         for path in (self.places.controller, self.places.gateway_config, self.places.engine_key):
             assert not path.exists()
         status: dict[str, Any] = json.loads(self.places.last_status.read_text())

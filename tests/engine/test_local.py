@@ -205,7 +205,7 @@ def test_no_secret_is_to_be_seen(served: tuple[Longspan, str]) -> None:
     status = longspan.status()
     root = Path(status["state_dir"])
     secrets = {(root / name).read_text().strip() for name in ("api-key", "engine-key")}
-    secrets |= {path.read_text() for path in Path("/tmp").glob("longspan-default-*/ray-token")}
+    secrets |= {path.read_text() for path in Path("/tmp").glob("longspan-*/ray-token")}
     secrets.add(json.loads((root / "controller.json").read_text())["key"])
     assert len(secrets) >= 4
     texts = [json.dumps(status), longspan.run("status").stdout, (root / "events.jsonl").read_text()]

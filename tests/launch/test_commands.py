@@ -276,5 +276,5 @@ def test_a_small_warm_up_without_a_gpu() -> None:
 def test_names_of_any_length_leave_room_for_rays_sockets() -> None:
     """A Unix socket's path has 107 bytes; Ray's own part of it is as long as this, seen with 2.60."""
     own = "/session_2026-12-01_02-04-00_123456_4194304/sockets/plasma_store_1"
-    run_dir = f"/tmp/longspan-{'a' * 7}-{'0' * 12}"
+    run_dir = f"/tmp/longspan-{'0' * 12}"
     assert len(Paths(run_dir, "").ray_dir("gpu-server-a100-17.rack-4.example.org") + own) <= 107

@@ -96,7 +96,7 @@ class Controller:
         self.operator_key = secrets.token_urlsafe(32)
         self.engine_key = secrets.token_urlsafe(32)
         self.api_key = places.api_key.read_text().strip()
-        run_dir = f"/tmp/longspan-{spec.name[:7]}-{start}"  # short, as `Paths.ray_dir` says
+        run_dir = f"/tmp/longspan-{start}"  # short, as `Paths.ray_dir` says
         paths = Paths(run_dir, str(places.gateway_config))
         self.paths = paths
         self.machine = Steps(
