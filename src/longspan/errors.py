@@ -192,3 +192,9 @@ class CheckError(LongspanError):
     """The pre-flight found an error on a node or between nodes, so a launch would fail or be wrong."""
 
     exit_code = 70
+
+
+class RehearsalModelError(ModelError):
+    """No shrunken model of this architecture can be made for a rehearsal."""
+
+    exit_code = 110
