@@ -144,7 +144,7 @@ def _stored(found: Quantisation) -> str:
 
 def _smaller(text: dict[str, Any], real: ModelFacts) -> dict[str, Any]:
     f = Fields(text)
-    states_feed = any(f.get(name) for name in ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"))
+    states_feed = any(f.get(name) for name in _FEEDS)
     hidden = real.hidden if not states_feed else _hidden(f, real)
     if text.get("head_dim") is None and f.type in _TAKES_HEAD_DIM and hidden == HIDDEN:
         text["head_dim"] = real.hidden // real.heads
