@@ -198,3 +198,9 @@ class RehearsalModelError(ModelError):
     """No shrunken model of this architecture can be made for a rehearsal."""
 
     exit_code = 110
+
+
+class RehearsalError(LongspanError):
+    """The rehearsal came to its end, but something that it should prove was not: it says what."""
+
+    exit_code = 111

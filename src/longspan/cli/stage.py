@@ -82,6 +82,34 @@ def command(
     return 0
 
 
+def bring(directory: Path, entries: list[HostEntry]) -> None:
+    """A directory of this machine on these hosts, at the same path, every byte compared.
+
+    Raises:
+        LongspanError: a node cannot be reached, or does not take it.
+    """
+    hosts = {entry.name: _reach(entry) for entry in entries}
+    _weights(directory, None, entries, hosts, full=True, parallel=4)
+
+
+def remove(directory: Path, entries: list[HostEntry]) -> list[str]:
+    """Takes the directory away on these hosts.
+
+    Returns:
+        what could not be removed, as sentences.
+    """
+    left = []
+    for entry in entries:
+        try:
+            done = shell(_reach(entry), staging.REMOVE_DIRECTORY, str(directory))
+        except HostError as error:
+            left.append(f"{directory} is left on {entry.name}: {error.what}")
+            continue
+        if done.returncode:
+            left.append(f"{directory} is left on {entry.name}: {done.stderr.strip()[-200:]}")
+    return left
+
+
 def _hosts(cluster: Path | None) -> list[HostEntry]:
     """The nodes that are not this machine.
 

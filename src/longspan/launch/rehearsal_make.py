@@ -18,8 +18,16 @@ from longspan.model.shrink import BEGIN_ID, END_ID, PAD_ID, SPECIAL_IDS
 
 # The same numbers on every machine with the same torch; the copies of the nodes are compared all the same.
 SEED = 20261201
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tiktoken.model", "tekken.json")
-_CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "tiktoken.model",
+    "tekken.json",
+)
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+)
 
 
 def make_tokenizer(directory: Path, tokens: int) -> None:
@@ -71,7 +79,7 @@ def make_weights(directory: Path, config: dict[str, Any]) -> str:
         settings = architecture.config_class.from_dict(dict(config))
         kind = str(config.get("dtype") or config.get("torch_dtype") or settings.dtype or "bfloat16")
         dtype = getattr(torch, kind.removeprefix("torch."))
-        model = architecture._from_config(settings, dtype=dtype)
+        model = architecture._from_config(settings, dtype=dtype)  # noqa: SLF001 - what from_config of the Auto classes calls
         model.save_pretrained(directory)
     except Exception as error:  # noqa: BLE001 - whatever the class dislikes, the rehearsal goes on without weights
         for file in directory.glob("*.safetensors*"):

@@ -28,6 +28,7 @@ VOCABULARY_PADDING = 64
 # The tokenizer that a rehearsal makes: padding, beginning, end, then what stands for ids of the config such as an image's.
 PAD_ID, BEGIN_ID, END_ID, FIRST_OTHER_ID, SPECIAL_IDS = 0, 1, 2, 3, 64
 
+_SPECIAL = {"pad_token_id": PAD_ID, "bos_token_id": BEGIN_ID, "eos_token_id": END_ID}
 _DIVISORS = lcm(*range(1, LARGEST_TP + 1))
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 _FEEDS = (
@@ -264,21 +265,17 @@ def _encoder(
 
 def _token_ids(config: Mapping[str, Any], others: dict[int, int]) -> dict[str, Any]:
     """Every id of a token, as the rehearsal's tokenizer has it."""
-    known = {"pad_token_id": PAD_ID, "bos_token_id": BEGIN_ID, "eos_token_id": END_ID}
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            value = _token_ids(value, others)
-        elif name in known:
-            value = None if value is None else known[name]
-        elif (
-            name.endswith(("_token_id", "_token_index"))
-            and isinstance(value, int)
-            and not isinstance(value, bool)
-        ):
-            value = others.setdefault(value, FIRST_OTHER_ID + len(others))
-        found[name] = value
-    return found
+    return {name: _token_id(name, value, others) for name, value in config.items()}
+
+
+def _token_id(name: str, value: Any, others: dict[int, int]) -> Any:
+    if isinstance(value, Mapping):
+        return _token_ids(value, others)
+    if name in _SPECIAL:
+        return None if value is None else _SPECIAL[name]
+    if name.endswith(("_token_id", "_token_index")) and type(value) is int:
+        return others.setdefault(value, FIRST_OTHER_ID + len(others))
+    return value
 
 
 def _changes(real: ModelFacts, small: ModelFacts) -> tuple[Change, ...]:

@@ -27,7 +27,12 @@ _LISTS = frozenset(
      "no_rope_layers", "compress_ratios", "indexer_types", "block_configs", "sparse_attention_freq"}
 )  # fmt: skip
 # Multi-token-prediction layers; they are not loaded without speculative decoding.
-_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_transformer_layers")
+_PREDICTION = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "mtp_transformer_layers",
+)
 
 
 def kind_of(layer: Layer) -> Hashable:
@@ -122,20 +127,20 @@ def with_layers(config: Mapping[str, Any], kept: Sequence[int], count: int) -> d
         kept: numbers of the layers, from 0, ascending. count: how many the model has.
     """
     place = {index: new for new, index in enumerate(kept)}
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            value = with_layers(value, kept, count)
-        elif isinstance(value, list):
-            value = _listed(name, value, place, count)
-        elif name == "hybrid_override_pattern" and isinstance(value, str):
-            value = "".join(value[index] for index in kept)
-        elif name == "moe_layers_enum" and value:
-            value = ",".join(str(place[int(index)]) for index in str(value).split(",") if int(index) in place)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            value = _counted(name, value, kept, count)
-        found[name] = value
-    return found
+    return {name: _field(name, value, place, count) for name, value in config.items()}
+
+
+def _field(name: str, value: Any, place: Mapping[int, int], count: int) -> Any:
+    """One field. `place`: number of a kept layer -> its new number, ascending."""
+    if isinstance(value, Mapping):
+        return with_layers(value, tuple(place), count)
+    if isinstance(value, list):
+        return _listed(name, value, place, count)
+    if name == "hybrid_override_pattern" and isinstance(value, str):
+        return "".join(value[index] for index in place)
+    if name == "moe_layers_enum" and value:
+        return ",".join(str(place[int(index)]) for index in str(value).split(",") if int(index) in place)
+    return _counted(name, value, tuple(place), count) if type(value) is int else value
 
 
 def _listed(name: str, value: list[Any], place: Mapping[int, int], count: int) -> list[Any]:
@@ -143,7 +148,7 @@ def _listed(name: str, value: list[Any], place: Mapping[int, int], count: int) -
         return [place[index] for index in value if index in place]
     if name in _NUMBERS_FROM_1:
         return [place[index - 1] + 1 for index in value if index - 1 in place]
-    if len(value) == count and count > _LONGEST_PREFIX or (name in _LISTS and len(value) >= count):
+    if (len(value) == count and count > _LONGEST_PREFIX) or (name in _LISTS and len(value) >= count):
         return [value[index] for index in place]
     return value
 
