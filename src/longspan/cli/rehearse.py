@@ -16,6 +16,7 @@ import click
 from longspan.cli import control, plan_choice, prepare, rehearse_layout, rehearse_model, rehearse_show, stage
 from longspan.cli import up as bringing
 from longspan.cli.rehearse_layout import PARTITION
+from longspan.cli.rehearse_model import Checkpoint
 from longspan.cli.rehearse_show import Rehearsal
 from longspan.cli.request import Request
 from longspan.cluster.hosts import HostEntry
@@ -32,6 +33,8 @@ from longspan.launch import rehearsal
 from longspan.launch.owned_flags import refuse_owned_flags
 from longspan.launch.rehearsal import LeftOut
 from longspan.launch.rehearsal_report import report
+from longspan.plan import Layout
+from longspan.planner import legality
 
 
 @click.command("rehearse", cls=bringing.UpCommand)
@@ -119,6 +122,8 @@ def _prepare(request: Request, *, on_cluster: bool, ranks: int | None) -> Rehear
         spec, left = rehearse_layout.here(wanted, ranks or rehearse_layout.affordable_ranks())
     stages = wanted.stages(source.facts, spec.pp)
     checkpoint = rehearse_model.make(source, stages, _progress)
+    if not on_cluster:
+        _refuse_without_experts(checkpoint, spec)
     arguments, dropped = rehearsal.adapted(
         spec.vllm_arguments, cpu=spec.device == "cpu", own_tokenizer=checkpoint.own_tokenizer
     )
@@ -132,6 +137,21 @@ def _prepare(request: Request, *, on_cluster: bool, ranks: int | None) -> Rehear
     spec = rehearse_layout.with_model(spec, str(checkpoint.directory), name, arguments, partition)
     os.environ.pop(PARTITION, None)  # the nodes' own value says it for the layers of the shrunken model
     return Rehearsal(source, wanted, checkpoint, spec, (*dropped, *left), not on_cluster)
+
+
+def _refuse_without_experts(checkpoint: Checkpoint, spec: DeploymentSpec) -> None:
+    """A layout that only expert parallelism makes legal cannot be rehearsed where there is none.
+
+    Raises:
+        RehearsalError
+    """
+    rejection = legality.check(checkpoint.shrunk.facts, Layout(tp=spec.tp, pp=spec.pp))
+    if rejection is not None:
+        raise RehearsalError(
+            f"Without GPUs the rehearsal has TP {spec.tp} x PP {spec.pp} and no expert parallelism, which the CPU build lacks:"
+            f" {rejection.why}",
+            f"Give --ranks {spec.pp} to leave TP out of it, or rehearse on the nodes with --on-cluster.",
+        )
 
 
 def _run(
@@ -163,10 +183,11 @@ def _run(
         finally:
             if record := places.running():
                 click.echo("Taking the rehearsal down …", err=True)
+                left = left or []
                 try:
                     control.take_down(record)
                 except ControlPlaneError as stays:
-                    left = [*(left or []), stays.what]
+                    left.append(stays.what)
     left = _left(places, left)
     if left_behind:
         left = [*(left or []), *left_behind]
@@ -193,12 +214,11 @@ def _on_nodes(found: Rehearsal, left: list[str]) -> Iterator[DeploymentSpec]:
         InputError: a Ray that we only join has nodes that nothing says how to reach. LongspanError: see `stage`.
     """
     hosts = found.wanted.hosts
-    if found.here or hosts is None or found.spec.used_nodes() == tuple(
-        node for node in found.spec.used_nodes() if node.is_here and hosts.ray_address is None
-    ):  # fmt: skip
+    used = found.spec.used_nodes()
+    if found.here or hosts is None or (all(node.is_here for node in used) and hosts.ray_address is None):
         yield found.spec
         return
-    names = {node.name for node in found.spec.used_nodes()}
+    names = {node.name for node in used}
     entries: list[HostEntry] = [
         host for host in hosts.hosts if host.name in names and (host.ssh or host.slurm)
     ]

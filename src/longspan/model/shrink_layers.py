@@ -70,9 +70,9 @@ def _mixer_kind(layer: Layer) -> Hashable:
 
 def period_of(kinds: Sequence[Hashable]) -> int:
     """After how many layers the pattern repeats, whatever stands before it; 1 for equal layers, and where nothing repeats."""
-    for period in range(1, _LONGEST_PERIOD + 1):
-        for prefix in range(min(_LONGEST_PREFIX, len(kinds) - 2 * period) + 1):
-            tail = kinds[prefix:]
+    for prefix in range(min(_LONGEST_PREFIX + 1, len(kinds))):
+        tail = kinds[prefix:]
+        for period in range(1, min(_LONGEST_PERIOD, len(tail) // 2) + 1):
             if all(a == b for a, b in zip(tail, tail[period:], strict=False)):
                 return period
     return 1
