@@ -1,0 +1,86 @@
+"""`longspan rehearse`, for real: a mixture of experts that is nowhere on this machine, in two stages on two nodes; and over ssh."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.running import Before, Longspan
+from lab.build import Lab
+from lab.hosts import HostSpec
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+# The shapes of a mixture of experts of the Qwen3 kind; no published model's.
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1536, "intermediate_size": 4608,
+    "moe_intermediate_size": 640, "num_experts": 96, "num_experts_per_tok": 6, "norm_topk_prob": True, "head_dim": 64,
+    "num_attention_heads": 24, "num_key_value_heads": 4, "num_hidden_layers": 36, "vocab_size": 120_000,
+    "decoder_sparse_step": 1, "max_position_embeddings": 32768, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False, "eos_token_id": 119_999, "hidden_act": "silu",
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of which only config.json exists."""
+    path = tmp_path / "some-moe"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return path
+
+
+def proved(document: dict[str, Any]) -> dict[str, str]:
+    """Claim -> state."""
+    return {claim["name"]: claim["state"] for claim in document["proved"]}
+
+
+def test_two_stages_of_experts_on_this_machine(model: Path, tmp_path: Path) -> None:
+    """Every claim is proved, the reference among them, though no weight of the model exists; nothing is left behind."""
+    before = Before.now()
+    longspan = Longspan(tmp_path / "state")
+    done = longspan.run("rehearse", str(model), "--pp", "2", "--nodes", "2", "--json", "--", "--seed", "3", timeout_seconds=600)  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    document = json.loads(done.stdout)
+    states = proved(document)
+    assert set(states.values()) == {"proved"}
+    assert {"proof: reference", "proof: paths", "proof: digests", "ranks", "loading", "end"} <= set(states)
+    assert document["rehearsed"]["changes"]["experts"] == [96, 96]
+    assert {"quantised weights", "tokenizer", "memory"} <= {limit["name"] for limit in document["not_proved"]}
+    assert longspan.run("status", "--name", "rehearsal").returncode != 0
+    assert before.left_by(longspan) == []
+
+
+@pytest.mark.lab
+def test_over_ssh_on_the_real_nodes(
+    make_lab: Callable[..., AbstractContextManager[Lab]], model: Path, tmp_path: Path
+) -> None:
+    """The shrunken model is brought to hosts behind ssh, runs there on their own NICs, and is gone from them afterwards."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/root"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with make_lab([HostSpec("h1", "eth0"), HostSpec("h2", "ens7")], env=env) as lab:
+        hosts = tmp_path / "hosts.toml"
+        hosts.write_text(
+            "".join(
+                f'[[node]]\nname = "{host.name}"\naddress = "{host.address}"\ngpus = 1\nssh = "{host.name}"\n'
+                for host in lab.hosts
+            )
+        )
+        longspan = Longspan(tmp_path / "state", {"PATH": f"{lab.bin}:{os.environ['PATH']}"})
+        done = longspan.run(
+            "rehearse", str(model), "--cluster", str(hosts), "--on-cluster", "--device", "cpu", "--json", timeout_seconds=600
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr + done.stdout
+        document = json.loads(done.stdout)
+        assert document["rehearsed"]["nodes"] == ["h1", "h2"]
+        assert proved(document)["ranks"] == "proved"
+        assert "network" not in {limit["name"] for limit in document["not_proved"]}
+        assert longspan.processes() == []
+    assert list(Path("/tmp").glob("longspan-rehearsal-*")) == []
