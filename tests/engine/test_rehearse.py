@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from engine.running import Before, Longspan
 from lab.build import Lab
 from lab.hosts import HostSpec
+from longspan.model.shrink import shrink
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 # The shapes of a mixture of experts of the Qwen3 kind; no published model's.
@@ -53,6 +57,46 @@ def test_two_stages_of_experts_on_this_machine(model: Path, tmp_path: Path) -> N
     assert {"quantised weights", "tokenizer", "memory"} <= {limit["name"] for limit in document["not_proved"]}
     assert longspan.run("status", "--name", "rehearsal").returncode != 0
     assert before.left_by(longspan) == []
+
+
+def tensor_names(directory: Path) -> set[str]:
+    """The names in the headers of all weight files, with N for each number."""
+    names: set[str] = set()
+    for file in directory.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        names |= {re.sub(r"\d+", "N", name) for name in header if name != "__metadata__"}
+    return names
+
+
+def made(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """What the maker of weights says, having run as `rehearse` runs it."""
+    directory.mkdir()
+    small = shrink(config, (config["num_hidden_layers"],), own_tokenizer=False).config
+    (directory / "config.json").write_text(json.dumps(small))
+    argv = [sys.executable, "-m", "longspan.launch.rehearsal_make", str(directory)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
+    assert json.loads((directory / "config.json").read_text()) == small
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_weights_have_the_published_names(tmp_path: Path) -> None:
+    """Experts one by one, also for a type that only calls itself otherwise; an unknown architecture says why it has none."""
+    latent = {
+        **CONFIG, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "q_lora_rank": 96, "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 64, "num_experts_per_tok": 4,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 1, "topk_group": 1,
+        "num_key_value_heads": 24,
+    }  # fmt: skip
+    del latent["num_experts"], latent["head_dim"], latent["decoder_sparse_step"]
+    assert made(latent, tmp_path / "latent") == {"weights": "random", "reason": ""}
+    names = tensor_names(tmp_path / "latent")
+    assert {f"model.layers.N.mlp.experts.N.{part}_proj.weight" for part in ("gate", "up", "down")} <= names
+    assert "model.layers.N.self_attn.kv_a_proj_with_mqa.weight" in names
+    unknown = made({**CONFIG, "architectures": ["NobodysForCausalLM"]}, tmp_path / "unknown")
+    assert unknown["weights"] == "none"
+    assert "NobodysForCausalLM" in unknown["reason"]
+    assert tensor_names(tmp_path / "unknown") == set()
 
 
 @pytest.mark.lab

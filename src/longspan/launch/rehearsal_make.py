@@ -76,7 +76,10 @@ def make_weights(directory: Path, config: dict[str, Any]) -> str:
         return f"transformers {transformers.__version__} has no class {name or 'for this model'}"
     torch.manual_seed(SEED)
     try:
-        settings = architecture.config_class.from_dict(dict(config))
+        # Kimi-K2 calls its type otherwise and is DeepSeek-V3; transformers finds the published names by the type.
+        settings = architecture.config_class.from_dict(
+            {**config, "model_type": architecture.config_class.model_type}
+        )
         kind = str(config.get("dtype") or config.get("torch_dtype") or settings.dtype or "bfloat16")
         dtype = getattr(torch, kind.removeprefix("torch."))
         model = architecture._from_config(settings, dtype=dtype)  # noqa: SLF001 - what from_config of the Auto classes calls
