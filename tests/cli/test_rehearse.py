@@ -141,7 +141,7 @@ def test_a_rehearsal_ends_with_what_it_proved(
     assert document["rehearsed"]["changes"]["experts"] == [128, 64]
     assert fakes.downs == 1
     assert fakes.spec is not None
-    assert (fakes.spec.model, fakes.spec.device, fakes.spec.name) == ("/made", "cpu", "rehearsal")
+    assert (fakes.spec.model, fakes.spec.device, fakes.spec.name) == ("/made", "cpu", rehearse.NAME)
 
 
 def test_without_a_layout_two_stages_on_two_nodes(

@@ -55,7 +55,7 @@ def test_two_stages_of_experts_on_this_machine(model: Path, tmp_path: Path) -> N
     assert {"proof: reference", "proof: paths", "proof: digests", "ranks", "loading", "end"} <= set(states)
     assert document["rehearsed"]["changes"]["experts"] == [96, 96]
     assert {"quantised weights", "tokenizer", "memory"} <= {limit["name"] for limit in document["not_proved"]}
-    assert longspan.run("status", "--name", "rehearsal").returncode != 0
+    assert longspan.run("status", "--name", "reh").returncode != 0
     assert before.left_by(longspan) == []
 
 

@@ -37,6 +37,10 @@ from longspan.plan import Layout
 from longspan.planner import legality
 
 
+# Of the deployment. Short, because it is part of the path of Ray's sockets (`LONGEST_NODE_NAME`).
+NAME = "reh"
+
+
 @click.command("rehearse", cls=bringing.UpCommand)
 @click.argument("model", required=False)
 @click.option("--tp", type=int, help="Tensor-parallel size of the real deployment.")
@@ -84,7 +88,7 @@ def command(
             "--device is for --on-cluster: a rehearsal here runs on processors.", "Leave it out."
         )
     request = Request(
-        model, tp, pp, nodes, cluster, executor, "rehearsal", None, f"127.0.0.1:{_free_port()}", revision, True,
+        model, tp, pp, nodes, cluster, executor, NAME, None, f"127.0.0.1:{_free_port()}", revision, True,
         ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, device=device,
     )  # fmt: skip
     found = _prepare(request, on_cluster=on_cluster, ranks=ranks)

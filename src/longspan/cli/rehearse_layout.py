@@ -25,6 +25,8 @@ PARTITION = "VLLM_PP_LAYER_PARTITION"
 # Of a rank on the CPU: Python and libraries, its cache and its part of the weights; and of the proof's one-rank engine.
 RANK_BYTES = round(2.4 * GIB)
 PROOF_BYTES = 4 * GIB
+# Ray's sockets lie below a directory with the deployment's and the node's name, and a socket's path has 107 bytes at most.
+LONGEST_NODE_NAME = 8
 RANKS_PER_CORE = 2  # more only wait for each other
 
 
@@ -133,7 +135,7 @@ def affordable_ranks() -> int:
 
 
 def here(wanted: Wanted, ranks: int) -> tuple[DeploymentSpec, tuple[LeftOut, ...]]:
-    """The same on this machine's processors, scaled down to `ranks`; its nodes keep their names.
+    """The same on this machine's processors, scaled down to `ranks`; its nodes keep their names where these are short.
 
     Returns:
         the deployment, without its model, and the variables that were not carried over.
@@ -152,7 +154,8 @@ def here(wanted: Wanted, ranks: int) -> tuple[DeploymentSpec, tuple[LeftOut, ...
         env, dropped = rehearsal.carried(node.env)
         left += dropped
         address = placing.LOCAL_LOOPBACK.format(index + 2)
-        nodes.append(NodeSpec(node.name, address, count, python=sys.executable, env=env))
+        name = node.name if len(node.name) <= LONGEST_NODE_NAME else f"node-{index + 1}"
+        nodes.append(NodeSpec(name, address, count, python=sys.executable, env=env))
     spec = replace(real, tp=tp, pp=pp, nodes=tuple(nodes), device="cpu")
     return spec, tuple(dict.fromkeys(left))
 
