@@ -36,7 +36,6 @@ from longspan.launch.rehearsal_report import report
 from longspan.plan import Layout
 from longspan.planner import legality
 
-
 # Of the deployment. Short, because it is part of the path of Ray's sockets (`LONGEST_NODE_NAME`).
 NAME = "reh"
 
