@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longspan import __version__
 from longspan.cli.prepare import is_hub_id
 from longspan.daemon.places import own_files
 from longspan.daemon.versions import installed
 from longspan.errors import ModelError, ModelFetchError, RehearsalModelError
 from longspan.host import LocalHost
+from longspan.launch import rehearsal_make
 from longspan.launch.rehearsal_make import TOKENIZER_FILES
 from longspan.model import demo, fetch
 from longspan.model.facts import ModelFacts
@@ -183,7 +183,8 @@ def _small_files(directory: Path) -> list[Path]:
 
 def _key(text: str, files: list[Path]) -> str:
     """Names what is made by what it is made of."""
-    state = hashlib.blake2b(f"{__version__}\0{installed('transformers')}\0{text}".encode(), digest_size=12)
+    state = hashlib.blake2b(f"{installed('transformers')}\0{text}\0".encode(), digest_size=12)
+    state.update(Path(rehearsal_make.__file__).read_bytes())
     for file in files:
         state.update(f"\0{file.name}\0".encode() + file.read_bytes())
     return state.hexdigest()

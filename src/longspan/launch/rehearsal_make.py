@@ -61,6 +61,20 @@ def make_tokenizer(directory: Path, tokens: int) -> None:
     whole.save_pretrained(directory)
 
 
+def spread_evenly(model: Any) -> None:
+    """Gives every matrix values of 1 / sqrt(columns), which keep the size of what passes through.
+
+    The usual 0.02 is for large hidden sizes. With it, experts of a shrunken model add next to nothing: all of one layer's at zero
+    moved the proof's log-probabilities by 0.009, less than its limit of 0.01 (measured, 64 experts, hidden size 256).
+    """
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim in {2, 3}:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+
+
 def make_weights(directory: Path, config: dict[str, Any]) -> str:
     """Writes *.safetensors as transformers would publish this architecture.
 
@@ -83,6 +97,7 @@ def make_weights(directory: Path, config: dict[str, Any]) -> str:
         kind = str(config.get("dtype") or config.get("torch_dtype") or settings.dtype or "bfloat16")
         dtype = getattr(torch, kind.removeprefix("torch."))
         model = architecture._from_config(settings, dtype=dtype)  # noqa: SLF001 - what from_config of the Auto classes calls
+        spread_evenly(model)
         model.save_pretrained(directory)
     except Exception as error:  # noqa: BLE001 - whatever the class dislikes, the rehearsal goes on without weights
         for file in directory.glob("*.safetensors*"):

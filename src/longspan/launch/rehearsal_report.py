@@ -120,7 +120,7 @@ def _loading(scene: Scene) -> str:
 # Claim, the phase of the launch that it stands or falls with, and what was seen when that is done.
 _PHASE_CLAIMS: tuple[tuple[str, str, Callable[[Scene], str]], ...] = (
     ("nodes", "agents", lambda scene: f"an agent ran on each of {scene.nodes} nodes"),
-    ("copies", "checkpoint", lambda _: "the nodes' copies are the same"),
+    ("copies", "checkpoint", lambda s: "the nodes' copies are the same" if s.nodes > 1 else "one node has the one copy"),
     ("ray", "ray", lambda _: "Ray has all nodes and their GPUs"),
     ("reservation", "reservation", lambda _: "one bundle a rank, on the planned nodes"),
     ("arguments", "engine", _arguments),
