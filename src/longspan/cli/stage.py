@@ -76,7 +76,8 @@ def command(
         _write_token(hf_token_file, hosts)
     if model is not None:
         directory = _source(model, revision)
-        document["model"] = _weights(directory, to, entries, hosts, full=full, parallel=parallel)
+        found = document["model"] = _weights(directory, to, entries, hosts, full=full, parallel=parallel)
+        click.echo(f"The same checkpoint on {len(hosts)} nodes: longspan up {found['path']} …", err=True)
     if as_json:
         click.echo(json.dumps(document))
     return 0
@@ -216,7 +217,6 @@ def _weights(
         if attempt == 2:
             raise StageError(" ".join(finding.summary for finding in wrong[:3]), wrong[0].remedy)
         _remove_wrong(wrong, plans, hosts)
-    click.echo(f"The same checkpoint on {len(plans)} nodes: longspan up {plans[0].directory} …", err=True)
     return {
         "path": plans[0].directory, "bytes": sum(file.size_bytes for file in files), "sent_bytes": sent,
         "shared": [plan.node for plan in plans if plan.shared],
