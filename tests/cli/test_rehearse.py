@@ -1,7 +1,8 @@
 """`rehearse` up to the first process and after the last: what it prepares, what it says, that it takes everything down."""
 
 import json
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from longspan.cli import up as bringing
 from longspan.cli.rehearse_model import Checkpoint, Source
 from longspan.daemon.places import Places
 from longspan.deployment import DeploymentSpec
+from longspan.host import Completed, LocalHost
 from longspan.model.shrink import shrink
 
 CONFIG = {
@@ -70,6 +72,7 @@ class Fakes:
         self.interrupted = False
         self.alive = False
         self.downs = 0
+        self.handlers: dict[int, Any] = {}
 
     def make(self, source: Source, stages: tuple[int, ...], progress: Any) -> Checkpoint:
         """The shrunken model without its files."""
@@ -123,6 +126,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     monkeypatch.setattr(bringing, "bring_up", found.bring_up)
     monkeypatch.setattr(Places, "running", found.running)
     monkeypatch.setattr(control, "take_down", found.take_down)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: found.handlers.update({number: handler}))
     yield found
     assert not found.alive
 
@@ -243,6 +247,7 @@ def test_an_interrupted_rehearsal_is_taken_down(
     fakes.interrupted = True
     assert longspan("rehearse", str(config)).code == 130
     assert fakes.downs == 1
+    assert fakes.handlers == {signal.SIGTERM: signal.default_int_handler}  # whoever stops it does the same
 
 
 def test_one_rehearsal_at_a_time(longspan: Callable[..., Any], fakes: Fakes, config: Path) -> None:
@@ -273,6 +278,55 @@ def test_a_model_is_found_without_weights(
         rehearse_model.find("nobody/knows-it", None, print)
     with pytest.raises(errors.ModelError):
         rehearse_model.find("/nowhere/model", None, print)
+
+
+def test_a_model_with_images_needs_its_processor(tmp_path: Path) -> None:
+    """vLLM would end in an image processor's error; the small files are asked for by name, and used where they are."""
+    directory = tmp_path / "vision"
+    directory.mkdir()
+    vision = {"depth": 24, "hidden_size": 1024, "num_heads": 16, "out_hidden_size": 2048, "patch_size": 16}
+    text = {
+        "architectures": ["SomeVision"],
+        "model_type": "qwen3_vl",
+        "text_config": CONFIG,
+        "vision_config": vision,
+    }
+    (directory / "config.json").write_text(json.dumps(text))
+    (directory / "tokenizer.json").write_text("{}")
+    source = rehearse_model.find(str(directory), None, print)
+    with pytest.raises(errors.RehearsalModelError, match=r"preprocessor_config\.json"):
+        rehearse_model.make(source, (24, 24), print)
+    (directory / "preprocessor_config.json").write_text("{}")
+    assert source.has_processor
+
+
+def test_a_made_model_is_made_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same config and files are not made again; other tokenizer files are another model; a failed maker leaves nothing."""
+    calls: list[Sequence[str]] = []
+
+    def run(self: LocalHost, argv: Sequence[str], **_: Any) -> Completed:
+        calls.append(argv)
+        (Path(argv[-1]) / "model.safetensors").write_bytes(b"1234")
+        return Completed(0, 'noise\n{"weights": "random", "reason": ""}\n', "")
+
+    monkeypatch.setattr(LocalHost, "run", run)
+    source = rehearse_model.find(str(config), None, print)
+    first = rehearse_model.make(source, (24, 24), lambda _: None)
+    assert (first.weights_bytes, first.weights_reason, first.own_tokenizer) == (4, "", False)
+    assert rehearse_model.make(source, (24, 24), lambda _: None).directory == first.directory
+    assert len(calls) == 1
+    (config / "tokenizer.json").write_text("{}")
+    second = rehearse_model.make(source, (24, 24), lambda _: None)
+    assert second.own_tokenizer
+    assert second.directory != first.directory
+    assert (second.directory / "tokenizer.json").read_text() == "{}"
+    assert second.shrunk.facts.vocab == 151936
+    (config / "tokenizer.json").write_text("[]")
+    monkeypatch.setattr(LocalHost, "run", lambda *_, **__: Completed(1, "", "Boom: no torch"))
+    before = set(first.directory.parent.iterdir())
+    with pytest.raises(errors.RehearsalModelError, match="no torch"):
+        rehearse_model.make(source, (24, 24), lambda _: None)
+    assert {path for path in first.directory.parent.iterdir() if path.suffix != ".lock"} <= before
 
 
 def test_the_verb_is_the_module_that_the_table_names() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -90,6 +91,8 @@ def command(
         model, tp, pp, nodes, cluster, executor, NAME, None, f"127.0.0.1:{_free_port()}", revision, True,
         ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, device=device,
     )  # fmt: skip
+    # As Ctrl-C: a job or a CI step that is stopped leaves nothing running either.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     found = _prepare(request, on_cluster=on_cluster, ranks=ranks)
     rehearse_show.say_plan(found)
     status, left, error = _run(found, cluster)

@@ -26,6 +26,7 @@ from longspan.model.shrink import Shrunk, shrink
 MAKE_TIMEOUT_SECONDS = 900.0
 # With the model's own tokenizer the embedding keeps its rows; beyond this a rehearsal is no light thing any more.
 LARGEST_EMBEDDING_BYTES = 512 << 20
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _SMALL_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"}
 _NOT_COPIED = {"config.json", "hf_quant_config.json", "rehearsal.json"}
 _LARGEST_SMALL_BYTES = 64 << 20
@@ -53,6 +54,16 @@ class Source:
     def has_tokenizer(self) -> bool:
         """Whether the model's own tokenizer is at hand."""
         return self.files is not None and any((self.files / name).is_file() for name in TOKENIZER_FILES)
+
+    @property
+    def has_processor(self) -> bool:
+        """Whether what prepares images or sound is at hand, with the tokenizer that it works with."""
+        files = self.files
+        return (
+            files is not None
+            and self.has_tokenizer
+            and any((files / name).is_file() for name in PROCESSOR_FILES)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +159,16 @@ def make(source: Source, stages: tuple[int, ...], progress: Callable[[str], None
         stages: how many layers each pipeline stage has in the real model.
 
     Raises:
-        RehearsalModelError, StateError
+        RehearsalModelError: no shorter model, no processor, or the weights' maker failed. StateError: the cache.
     """
-    own = source.has_tokenizer
+    own, encoder = source.has_tokenizer, source.facts.tower is not None
+    if encoder and not source.has_processor:
+        raise RehearsalModelError(
+            f"{source.name} takes images or sound, and vLLM loads their processor before anything else; only its config.json is here.",
+            f"Give a directory with the model's small files ({', '.join(PROCESSOR_FILES)}, tokenizer); weights are not needed.",
+        )
     shrunk = shrink(source.config, stages, own_tokenizer=own, hf_quant_config=source.quant)
-    if own and 2 * shrunk.facts.vocab * shrunk.facts.hidden > LARGEST_EMBEDDING_BYTES:
+    if own and not encoder and 2 * shrunk.facts.vocab * shrunk.facts.hidden > LARGEST_EMBEDDING_BYTES:
         own = False
         shrunk = shrink(source.config, stages, own_tokenizer=False, hf_quant_config=source.quant)
     files = _small_files(source.files) if own and source.files else []
