@@ -123,17 +123,20 @@ def watch(lab: Lab, longspan: Longspan) -> None:
             for node in ClusterView.from_json(json.loads(longspan.run("top", "--json").stdout)).nodes
         }
 
-    def until(true: Callable[[], object]) -> float:
+    def until(true: Callable[[], object], told: Callable[[], object] = str) -> float:
         begun = time.monotonic()
         while not true():
-            assert time.monotonic() < begun + 60
+            assert time.monotonic() < begun + 120, told()
             time.sleep(0.2)
         return time.monotonic() - begun
 
     def silent() -> set[str]:
         return {a["subject"] for a in longspan.status()["alarms"] if a["cause"] == "node-silent"}
 
-    until(lambda: {node.state for node in seen().values()} == {"up"})
+    def picture() -> dict[str, tuple[str, float | None]]:
+        return {name: (node.state, node.age_seconds) for name, node in seen().items()}
+
+    until(lambda: {state for state, _ in picture().values()} == {"up"}, picture)
     found = seen()
     assert set(found) == {"h1", "h2", "h3"}
     for host in lab.hosts:
