@@ -204,3 +204,9 @@ class LogsError(LongspanError):
     """There is no such node, replica or rank, or it has no log."""
 
     exit_code = 101
+
+
+class DashboardKeyError(LongspanError):
+    """The file with the dashboard's key cannot be read, or holds none."""
+
+    exit_code = 102

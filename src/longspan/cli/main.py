@@ -26,6 +26,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "Write what a scheduler needs: a Slurm batch script, a RayCluster, a LeaderWorkerSet.",
     ),
     "gateway": ("longspan.cli.gateway", "The front door alone, in front of any OpenAI-compatible upstreams"),
+    "dashboard": (
+        "longspan.cli.dashboard",
+        "The live page: nodes, GPUs, replicas, latency, cost, alarms, a day of history.",
+    ),
     "audit": ("longspan.cli.audit", "The production checklist, run over what serves."),
     "doctor": ("longspan.cli.doctor", "Say why a launch failed or hangs."),
 }

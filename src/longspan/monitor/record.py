@@ -8,6 +8,7 @@ import functools
 import math
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -48,48 +49,98 @@ def from_json(kind: type[T], document: Any) -> T:
     Raises:
         RecordError: with the field that does not fit.
     """
-    found = _read(kind, document, kind.__name__)
+    try:
+        hint: Any = kind
+        found = _reader(hint)(document)
+    except RecordError as error:
+        raise RecordError(f"{kind.__name__}{error}") from error
     assert isinstance(found, kind)
     return found
 
 
+# A reader takes a value and gives what it means, or raises RecordError; the way to the field is put in front on the way out,
+# since a picture of 64 nodes has 25,000 fields and only a wrong one needs its way.
+Reader = Callable[[Any], Any]
+
+
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _read(hint: Any, value: Any, where: str) -> Any:
+def _reader(hint: Any) -> Reader:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if not isinstance(value, dict):
-            raise RecordError(f"{where} is no object")
-        hints = _hints(hint)
-        known = {f.name: _read(hints[f.name], value[f.name], f"{where}.{f.name}")
-                 for f in dataclasses.fields(hint) if f.name in value}  # fmt: skip
-        try:
-            return hint(**known)
-        except TypeError as error:  # a field without a default is missing
-            raise RecordError(f"{where}: {error}") from error
+        return _object_reader(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in {typing.Union, types.UnionType}:
-        if value is None and type(None) in arguments:
-            return None
-        return _read(next(a for a in arguments if a is not type(None)), value, where)
+        inner = _reader(next(a for a in arguments if a is not type(None)))
+        return (lambda value: None if value is None else inner(value)) if type(None) in arguments else inner
     if origin is tuple:
-        if not isinstance(value, list):
-            raise RecordError(f"{where} is no list")
-        return tuple(_read(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+        return _list_reader(_reader(arguments[0]))
     if origin is typing.Literal:
-        if value not in arguments:
-            raise RecordError(f"{where} is {value!r}, which is none of {', '.join(map(str, arguments))}")
+        return _literal_reader(arguments)
+    return _plain_reader(hint)
+
+
+def _object_reader(kind: type) -> Reader:
+    hints = typing.get_type_hints(kind)
+    fields = [(field.name, _reader(hints[field.name])) for field in dataclasses.fields(kind)]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise RecordError(" is no object")
+        known = {}
+        for name, reader in fields:
+            if name in value:
+                try:
+                    known[name] = reader(value[name])
+                except RecordError as error:
+                    raise RecordError(f".{name}{error}") from error
+        try:
+            return kind(**known)
+        except TypeError as error:  # a field without a default is missing
+            raise RecordError(f": {error}") from error
+
+    return read
+
+
+def _list_reader(inner: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise RecordError(" is no list")
+        found = []
+        for item in value:
+            try:
+                found.append(inner(item))
+            except RecordError as error:
+                raise RecordError(f"[{len(found)}]{error}") from error
+        return tuple(found)
+
+    return read
+
+
+def _literal_reader(words: tuple[Any, ...]) -> Reader:
+    def read(value: Any) -> Any:
+        if value not in words:
+            raise RecordError(f" is {value!r}, which is none of {', '.join(map(str, words))}")
         return value
-    return _plain(hint, value, where)
+
+    return read
 
 
-def _plain(hint: Any, value: Any, where: str) -> Any:
+def _plain_reader(hint: Any) -> Reader:
     if hint is Any:
+        return lambda value: value
+    if hint is float:
+
+        def number(value: Any) -> float:
+            if type(value) is float:
+                return value
+            if isinstance(value, int) and not isinstance(value, bool):
+                return float(value)
+            raise RecordError(f" is {type(value).__name__}, not float")
+
+        return number
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+            raise RecordError(f" is {type(value).__name__}, not {hint.__name__}")
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise RecordError(f"{where} is {type(value).__name__}, not {hint.__name__}")
-    return value
+
+    return plain
