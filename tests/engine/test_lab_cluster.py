@@ -60,6 +60,8 @@ def test_bare_hosts_to_a_checked_ray(make_lab: MakeLab, demo_model: Path, tmp_pa
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/root"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # The hosts run the code under test, also where it is not the installed one.
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     specs = [HostSpec("h1", "eth0"), HostSpec("h2", "ens7"), HostSpec("h3", "enp3s0")]
     with make_lab(specs, env=env) as lab:
