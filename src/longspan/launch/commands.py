@@ -141,9 +141,7 @@ def ray_start(
         "--disable-usage-stats",
         "--block",
     )  # fmt: skip
-    # The head's autoscaler monitor has a port that no flag sets, in the ephemeral range (44217).
-    monitor = {"AUTOSCALER_METRIC_PORT": str(fixed.monitor)} if fixed and head else {}
-    env = {**ray_environment(token_file), **monitor, **node.env}
+    env = {**ray_environment(token_file), **node.env}
     if node.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
     return Process("ray", argv, env)
