@@ -38,6 +38,7 @@ IO_MODULES = {
     "launch.ray_driver",
     "launch.ray_join",
     "launch.ray_main",
+    "launch.rehearsal_make",
     "launch.worker_hook",
     "dashboard.app",
     "dashboard.assets",

@@ -210,3 +210,15 @@ class DashboardKeyError(LongspanError):
     """The file with the dashboard's key cannot be read, or holds none."""
 
     exit_code = 102
+
+
+class RehearsalModelError(ModelError):
+    """No shrunken model of this architecture can be made for a rehearsal."""
+
+    exit_code = 110
+
+
+class RehearsalError(LongspanError):
+    """The rehearsal came to its end, but something that it should prove was not: it says what."""
+
+    exit_code = 111

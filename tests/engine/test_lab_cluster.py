@@ -60,6 +60,8 @@ def test_bare_hosts_to_a_checked_ray(make_lab: MakeLab, demo_model: Path, tmp_pa
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/root"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # The hosts run the code under test, also where it is not the installed one.
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     specs = [HostSpec("h1", "eth0"), HostSpec("h2", "ens7"), HostSpec("h3", "enp3s0")]
     with make_lab(specs, env=env) as lab:
@@ -123,17 +125,20 @@ def watch(lab: Lab, longspan: Longspan) -> None:
             for node in ClusterView.from_json(json.loads(longspan.run("top", "--json").stdout)).nodes
         }
 
-    def until(true: Callable[[], object]) -> float:
+    def until(true: Callable[[], object], told: Callable[[], object] = str) -> float:
         begun = time.monotonic()
         while not true():
-            assert time.monotonic() < begun + 60
+            assert time.monotonic() < begun + 120, told()
             time.sleep(0.2)
         return time.monotonic() - begun
 
     def silent() -> set[str]:
         return {a["subject"] for a in longspan.status()["alarms"] if a["cause"] == "node-silent"}
 
-    until(lambda: {node.state for node in seen().values()} == {"up"})
+    def picture() -> dict[str, tuple[str, float | None]]:
+        return {name: (node.state, node.age_seconds) for name, node in seen().items()}
+
+    until(lambda: {state for state, _ in picture().values()} == {"up"}, picture)
     found = seen()
     assert set(found) == {"h1", "h2", "h3"}
     for host in lab.hosts:

@@ -48,7 +48,7 @@ def rdma(
 
 def read(root: Path) -> list[ports.PortReading]:
     """All ports of a tree."""
-    return [ports.read(port) for port in ports.find_ports(root)]
+    return [ports.read(port) for port in ports.find_ports(root, root / "proc")]
 
 
 def test_rdma_bytes_are_seen_beside_a_flat_interface(tmp_path):
@@ -86,8 +86,27 @@ def test_what_counts_twice_is_left_out(tmp_path):
         **netdev("eth0.7", 1, 1, uevent="DEVTYPE=vlan"), **netdev("veth1", 1, 1, **{"brport/x": ""}),
         **netdev("lo", 1, 1), **netdev("eth0", 1, 1),
     }  # fmt: skip
-    found = {port.name: port.virtual for port in ports.find_ports(tree(tmp_path, files))}
+    found = {port.name: port.virtual for port in ports.find_ports(tree(tmp_path, files), tmp_path / "proc")}
     assert found == {"eth0": False, "lo": True}
+
+
+def test_a_sysfs_of_another_namespace_is_not_believed(tmp_path):
+    """Where /proc/net has interfaces that sysfs lacks, sysfs is another network namespace's: theirs count, rates and drops too."""
+
+    def dev(rx: int, tx: int) -> dict[str, str]:
+        row = "{name:>6}: {rx} 5 1 2 0 0 0 0 {tx} 5 3 4 0 0 0 0"
+        rows = [row.format(name="lo", rx=1, tx=1), row.format(name="ens7", rx=rx, tx=tx)]
+        return {"proc/net/dev": "\n".join(["Inter-| Receive", " face |bytes", *rows])}
+
+    before = read(tree(tmp_path, {**netdev("eth0", 9, 9), **netdev("lo", 9, 9), **dev(100, 200)}))
+    tree(tmp_path, dev(300, 250))
+    found = {port.name: port for port in ports.rates(before, read(tmp_path), 2.0)}
+    assert set(found) == {"lo", "ens7"}
+    assert (found["ens7"].rx_bytes_per_second, found["ens7"].tx_bytes_per_second) == (100, 25)
+    assert (found["ens7"].drops_total, found["ens7"].errors_total, found["ens7"].up) == (6, 4, None)
+    assert found["lo"].virtual
+    (tmp_path / "proc/net/dev").write_text("")
+    assert {port.name for port in ports.find_ports(tmp_path, tmp_path / "proc")} == {"eth0", "lo"}
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path):
@@ -97,7 +116,7 @@ def test_what_cannot_be_read_is_unknown(tmp_path):
     assert (port.rate_bits_per_second, port.up, port.rx_bytes_per_second) == (None, None, None)
     (tmp_path / "class/net/eth0/statistics/rx_bytes").unlink()
     assert ports.rates(read(tmp_path), read(tmp_path), 1.0)[0].rx_bytes_per_second is None
-    assert ports.find_ports(tmp_path / "nowhere") == []
+    assert ports.find_ports(tmp_path / "nowhere", tmp_path) == []
 
 
 @given(COUNTER, COUNTER, st.floats(0.001, 1e6))

@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stage": ("longspan.cli.stage", "The same weights, and the same Python environment, on every node."),
     "check": ("longspan.cli.check", "Pre-flight: every node, every pair of nodes, and a real collective."),
     "up": ("longspan.cli.up", "Serve a model: start everything, end with real tokens and a proof."),
+    "rehearse": ("longspan.cli.rehearse", "The plan with a shrunken model, on CPUs or the real nodes."),
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
     "top": ("longspan.cli.top", "Nodes, GPUs, ports, replicas, queue and alarms on one screen."),

@@ -234,9 +234,8 @@ class Dashboard:
             outcome = await self.hub.source.act(verb, subject)
         except Away as error:
             return refusal(502, f"{error} Whether it was done is not known.")
-        self._log(
-            f"{verb} {json.dumps(subject)} by {request.remote}: {outcome.status} {outcome.text}".strip()
-        )
+        words = " ".join(outcome.text.split())
+        self._log(f"{verb} {json.dumps(subject)} by {request.remote}: {outcome.status} {words}".strip())
         if outcome.status != 200:
             return refusal(outcome.status, outcome.text)
         return web.json_response({"done": True})

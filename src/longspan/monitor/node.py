@@ -69,7 +69,7 @@ class NodeSampler:
         slow = now - self._slow_at >= SLOW_SECONDS
         if slow:
             self._slow_at = now
-            self._found = ports.find_ports(self.sys)
+            self._found = ports.find_ports(self.sys, self.proc)
             self._pids = procfs.below(self.root, procfs.parents(self.proc)) | self.others()
             self._titles = procfs.titles(self.proc, self._pids)
             self._gpu_memory = self.gpus.memory_by_pid() if self.gpus else {}

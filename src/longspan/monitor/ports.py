@@ -33,6 +33,7 @@ _IB_BYTES = (
 )  # fmt: skip
 # Interfaces whose bytes are counted elsewhere too. The lone interface of a container is a veth without any of these signs.
 _VIRTUAL_KINDS = ("DEVTYPE=vlan", "DEVTYPE=vxlan", "DEVTYPE=macvlan", "DEVTYPE=ipvlan")
+_IN_PROC = "#net/dev#"  # marks a port that is read from /proc/net/dev, which is no file of its own
 _VIRTUAL_NAMES = ("ifb", "dummy", "sit", "gre", "tunl", "ip6tnl")
 
 
@@ -68,13 +69,43 @@ class PortReading:
     errors: int | None
 
 
-def find_ports(sys_root: Path) -> list[Port]:
-    """All interfaces with a life of their own, the loopback among them, then all RDMA ports."""
-    return [*_interfaces(sys_root / "class" / "net"), *_rdma(sys_root / "class" / "infiniband")]
+def find_ports(sys_root: Path, proc: Path) -> list[Port]:
+    """All interfaces with a life of their own, the loopback among them, then all RDMA ports.
+
+    A sysfs shows the network namespace of whoever mounted it, /proc/net that of the reader: where they differ (nsenter, some
+    batch systems), the interfaces are those of /proc/net, without their link's state and rate.
+    """
+    own, folder = _own_interfaces(proc), sys_root / "class" / "net"
+    elsewhere = bool(own) and not set(own) <= {entry.name for entry in _entries(folder)}
+    found = _of_proc(own, proc) if elsewhere else _interfaces(folder)
+    return [*found, *_rdma(sys_root / "class" / "infiniband")]
+
+
+def _own_interfaces(proc: Path) -> dict[str, list[int]]:
+    """Interface -> the columns of /proc/net/dev (proc(5)): received bytes, packets, errors, drops, ...; from the ninth on sent."""
+    found = {}
+    for line in _text(f"{proc}/net/dev", 1 << 16).splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        columns = rest.split()
+        if len(columns) >= 16 and all(word.isdecimal() for word in columns):
+            found[name.strip()] = [int(word) for word in columns]
+    return found
+
+
+def _of_proc(names: Iterable[str], proc: Path) -> Iterable[Port]:
+    for name in names:
+        if not name.startswith(_VIRTUAL_NAMES):
+            yield Port(name, "netdev", None, None, f"{proc}{_IN_PROC}{name}", "", virtual=name == "lo")
 
 
 def read(port: Port) -> PortReading:
     """Its counters as they are now."""
+    if _IN_PROC in port.rx:
+        proc, _, name = port.rx.partition(_IN_PROC)
+        columns = _own_interfaces(Path(proc)).get(name)
+        if columns is None:
+            return PortReading(port, None, None, None, None)
+        return PortReading(port, columns[0], columns[8], columns[3] + columns[11], columns[2] + columns[10])
     rx, tx = _number(port.rx), _number(port.tx)
     return PortReading(
         port,
@@ -106,7 +137,7 @@ def rates(
     return tuple(found)
 
 
-def _text(path: str) -> str:
+def _text(path: str, most_bytes: int = 4096) -> str:
     """A file's text; empty where there is none or it may not be read (`speed` of a link that is down is an error).
 
     Bare system calls: this is most of what an agent does all day, and a Path with a text layer costs it five times as much.
@@ -116,7 +147,7 @@ def _text(path: str) -> str:
     except OSError:
         return ""
     try:
-        return os.read(descriptor, 4096).decode(errors="replace").strip()
+        return os.read(descriptor, most_bytes).decode(errors="replace").strip()
     except OSError:
         return ""
     finally:
