@@ -39,7 +39,6 @@ def ports() -> str:
         name, _, value = flag.removeprefix("--").partition("=")
         if not name.endswith("worker-port"):
             rows.append((value, "every node", name.replace("-", " ")))
-    rows.append((str(block.monitor), "head", "metrics of the autoscaler monitor"))
     rows.append((f"{block.workers[0]} to {block.workers[1]}", "every node", "workers and drivers"))
     lines = [f"| {port} | {where} | {what} |" for port, where, what in rows]
     return "\n".join(["| port | on | what |", "| --- | --- | --- |", *lines, ""])

@@ -81,11 +81,6 @@ class RayPorts:
         return self.first + 1
 
     @property
-    def monitor(self) -> int:
-        """The metrics of Ray's autoscaler monitor, on the head."""
-        return self.first + 8
-
-    @property
     def tried(self) -> tuple[int, ...]:
         """What a pre-flight tries between nodes: head, node manager, object manager, first worker."""
         return (self.gcs, self.first + 2, self.first + 3, self.workers[0])

@@ -210,3 +210,33 @@ class UnsoundRunError(LongspanError):
     """The load test ran, but its figures are not to be believed: the client was the limit, counts differ, nothing succeeded."""
 
     exit_code = 92
+
+
+class MonitorConfigError(LongspanError):
+    """The file of objectives and alarm levels (`alarms.toml`), or that of the webhook's address, cannot be used."""
+
+    exit_code = 100
+
+
+class LogsError(LongspanError):
+    """There is no such node, replica or rank, or it has no log."""
+
+    exit_code = 101
+
+
+class DashboardKeyError(LongspanError):
+    """The file with the dashboard's key cannot be read, or holds none."""
+
+    exit_code = 102
+
+
+class RehearsalModelError(ModelError):
+    """No shrunken model of this architecture can be made for a rehearsal."""
+
+    exit_code = 110
+
+
+class RehearsalError(LongspanError):
+    """The rehearsal came to its end, but something that it should prove was not: it says what."""
+
+    exit_code = 111

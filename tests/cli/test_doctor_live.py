@@ -312,7 +312,7 @@ def test_a_failed_up_says_what_changed(places: Places) -> None:
     good = recorded(replace(SPEC, vllm_arguments=()), FACTS)
     served(places, good)
     failed = {**status(places, "gone"), "failure": Failure("launch", "engine", "It broke.").to_json()}
-    remedy = up._failure(failed).remedy
+    remedy = up.failure_of(failed).remedy
     assert "doctor: " in remedy
     assert "oom-" in remedy
     assert "Changed since the last good launch:" in remedy
@@ -338,7 +338,7 @@ def test_the_logs_of_other_machines_are_read(
     assert answer["findings"][0]["evidence"][0]["file"].endswith("fetched/gpu-2/ray/raylet.out")
     assert "gpu-2" in answer["findings"][0]["subject"]
     assert answer["logs_elsewhere"] == []
-    assert "disk-full" in up._failure(failed).remedy
+    assert "disk-full" in up.failure_of(failed).remedy
     far.clear()
     answer = longspan("doctor", "--name", "default", "--json").document
     assert answer["findings"][0]["cause"] == "insufficient-evidence"
@@ -366,7 +366,7 @@ def test_what_was_collected_explains_a_silence(
     answer = longspan("doctor", "--name", "default", "--json").document
     assert answer["findings"][0]["cause"] == "nccl-init-hang"
     assert answer["logs_elsewhere"] == ["gpu-2"]
-    assert "nccl-init-hang" in up._failure(failed).remedy
+    assert "nccl-init-hang" in up.failure_of(failed).remedy
     out = tmp_path / "b.tar.gz"
     assert longspan("doctor", "--name", "default", "--bundle", str(out)).code == 0
     with tarfile.open(out) as archive:

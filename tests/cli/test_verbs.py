@@ -301,7 +301,7 @@ def test_the_doctor_does_not_hide_the_failure(
 
     monkeypatch.setattr(collect, "diagnose", lambda logs: 1 / 0)
     status = {"failure": LaunchFailure("ray", "ray", "It broke.").to_json(), "logs": "/s/logs"}
-    assert up._failure(status).what == "It broke."
+    assert up.failure_of(status).what == "It broke."
 
 
 def test_keys(places: Places) -> None:

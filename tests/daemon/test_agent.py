@@ -16,6 +16,7 @@ from real import FAMILY, environment, family, running, wait_for
 
 from longspan.daemon.agent import BATCH_CHARACTERS, Agent, AgentConfig, Watched
 from longspan.daemon.protocol import MAX_LINE_CHARACTERS
+from longspan.launch.run_dir import Paths
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -187,9 +188,10 @@ def test_standing_still_is_not_the_controllers_silence(tmp_path: Path) -> None:
 def test_the_last_agent_of_a_machine_removes_the_directory(tmp_path: Path) -> None:
     """Agents that share a machine leave each other's Ray directory alone; the last one removes what they shared."""
     run_dir, logs = tmp_path / "run", tmp_path / "logs"
-    for name in ("a", "b"):
-        (run_dir / "ray" / name / "session_2026/logs").mkdir(parents=True)
-        (run_dir / "ray" / name / "session_2026/logs/raylet.err").write_text(f"words of {name}")
+    ray = {name: Path(Paths(str(run_dir), "").ray_dir(name)) for name in ("a", "b")}
+    for name, path in ray.items():
+        (path / "session_2026/logs").mkdir(parents=True)
+        (path / "session_2026/logs/raylet.err").write_text(f"words of {name}")
     logs.mkdir()
 
     def leave(name: str) -> None:
@@ -199,8 +201,8 @@ def test_the_last_agent_of_a_machine_removes_the_directory(tmp_path: Path) -> No
 
     leave("front")
     leave("a")
-    assert (run_dir / "ray" / "b").exists()
-    assert not (run_dir / "ray" / "a").exists()
+    assert ray["b"].exists()
+    assert not ray["a"].exists()
     assert (logs / "ray" / "raylet.err").read_text() == "words of a"
     leave("b")
     assert not run_dir.exists()

@@ -20,7 +20,7 @@ from real import environment, executable, processes_with, running, wait_for
 from longspan.cli.doctor import command as doctor_verb
 from longspan.cli.down import command as down_verb
 from longspan.cli.status import command as status_verb
-from longspan.cli.up import _failure
+from longspan.cli.up import failure_of
 from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.errors import ControlPlaneError
@@ -104,7 +104,7 @@ class Deployed:
         assert self.child.returncode == 0, errors
         assert processes_with(f"LONGSPAN_MARK={self.record['mark']}") == []
         wait_for(lambda: not processes_with(f"XDG_STATE_HOME={self.home}"))
-        assert not Path(f"/tmp/longspan-{self.record['mark']}").exists()
+        assert not Path(self.record["run_dir"]).exists()
         for path in (self.places.controller, self.places.gateway_config, self.places.engine_key):
             assert not path.exists()
         status: dict[str, Any] = json.loads(self.places.last_status.read_text())
@@ -224,7 +224,7 @@ def test_what_lies_on_a_host_behind_ssh_explains_the_failure(
         str(deployed.places.fetched / "far" / "ray.log"),
     )
     assert best["subject"] == "far"
-    assert "(disk-full, " in _failure(status).remedy
+    assert "(disk-full, " in failure_of(status).remedy
     assert (deployed.places.logs / "far" / "collected" / "nic-counters.txt").exists()
 
 

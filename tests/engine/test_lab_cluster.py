@@ -1,5 +1,6 @@
 """From bare hosts to a checked Ray: the head without GPU, the fixed ports, each node's own environment, and nothing left."""
 
+import json
 import os
 import re
 import time
@@ -17,6 +18,7 @@ from longspan.daemon.launch_store import LaunchStore
 from longspan.daemon.places import Places
 from longspan.deployment import RayPorts
 from longspan.errors import CheckError
+from longspan.monitor.view import ClusterView, NodeView
 
 pytestmark = [pytest.mark.engine, pytest.mark.lab, pytest.mark.timeout(900)]
 MakeLab = Callable[..., AbstractContextManager[Lab]]
@@ -58,6 +60,8 @@ def test_bare_hosts_to_a_checked_ray(make_lab: MakeLab, demo_model: Path, tmp_pa
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/root"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # The hosts run the code under test, also where it is not the installed one.
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     specs = [HostSpec("h1", "eth0"), HostSpec("h2", "ens7"), HostSpec("h3", "enp3s0")]
     with make_lab(specs, env=env) as lab:
@@ -75,6 +79,7 @@ def test_bare_hosts_to_a_checked_ray(make_lab: MakeLab, demo_model: Path, tmp_pa
             print(f"seconds from bare hosts to a checked Ray: {time.monotonic() - begun:.1f}", "".join(said))
             assert process.poll() is None, "".join(said)
             look(lab, longspan)
+            watch(lab, longspan)
         finally:
             longspan.run("down")
             process.communicate(timeout=120)
@@ -109,3 +114,42 @@ def look(lab: Lab, longspan: Longspan) -> None:
         "h2": "ens7",
         "h3": "enp3s0",
     }
+
+
+def watch(lab: Lab, longspan: Longspan) -> None:
+    """Every host is in the picture with its own NIC, its logs come here, and one that is cut off is an alarm until it is back."""
+
+    def seen() -> dict[str, NodeView]:
+        return {
+            node.name: node
+            for node in ClusterView.from_json(json.loads(longspan.run("top", "--json").stdout)).nodes
+        }
+
+    def until(true: Callable[[], object], told: Callable[[], object] = str) -> float:
+        begun = time.monotonic()
+        while not true():
+            assert time.monotonic() < begun + 120, told()
+            time.sleep(0.2)
+        return time.monotonic() - begun
+
+    def silent() -> set[str]:
+        return {a["subject"] for a in longspan.status()["alarms"] if a["cause"] == "node-silent"}
+
+    def picture() -> dict[str, tuple[str, float | None]]:
+        return {name: (node.state, node.age_seconds) for name, node in seen().items()}
+
+    until(lambda: {state for state, _ in picture().values()} == {"up"}, picture)
+    found = seen()
+    assert set(found) == {"h1", "h2", "h3"}
+    for host in lab.hosts:
+        assert host.spec.nic in {port.name for port in found[host.name].ports}
+    path = longspan.state / "longspan/default/collected/h2/ray.log"
+    until(path.exists)
+    assert not path.parent.is_symlink()
+    assert "Ray runtime started" in longspan.run("logs", "h2").stdout
+    lab["h3"].cut()
+    try:
+        print(f"seconds from a cut to the alarm: {until(lambda: silent() == {'h3'}):.1f}")
+    finally:
+        lab["h3"].heal()
+    print(f"seconds from healing to its end: {until(lambda: not silent()):.1f}")

@@ -1,5 +1,6 @@
 """`longspan up` on this machine: the demo model over two Ray nodes, used as a user would use it."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from engine.running import Longspan
 from longspan.errors import DeploymentExistsError, PortError
+from longspan.monitor.view import ClusterView
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 PORT = 18431
@@ -84,6 +86,38 @@ def test_streams_many_at_once(client: openai.OpenAI) -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(stream, range(8)))
     assert all(text and reason in {"length", "stop"} for text, reason in results)
+
+
+def test_the_picture_knows_what_serves(served: tuple[Longspan, str], client: openai.OpenAI) -> None:
+    """While it works, `top` knows nodes, ranks, requests, tokens and latencies of the real engine; `logs` knows its ranks."""
+    longspan = served[0]
+    model = client.models.list().data[0].id
+    with client.completions.create(
+        model=model, prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+        deadline = time.monotonic() + 60
+        while True:
+            view = ClusterView.from_json(json.loads(longspan.run("top", "--json").stdout))
+            (replica,) = view.replicas
+            if (
+                replica.generation_tokens_per_second and replica.ttft and replica.ttft.count
+            ) or time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+    assert replica.running
+    assert replica.generation_tokens_per_second
+    assert replica.kv_tokens
+    assert replica.ttft
+    assert replica.ttft.mean_seconds
+    assert {node.state for node in view.nodes} == {"up"}
+    pids = {rank.rank: rank.pid for rank in replica.ranks}
+    found = {p.rank: p for node in view.nodes for p in node.processes if p.rank is not None}
+    assert {rank: process.pid for rank, process in found.items()} == pids
+    assert all((process.rss_bytes or 0) > 100 << 20 for process in found.values())
+    lines = longspan.run("logs", "r0", "--rank", "1", "-n", "5").stdout.splitlines()
+    assert lines
+    assert all(f"pid={pids[1]}" in line for line in lines)
 
 
 def test_anthropic_client(served: tuple[Longspan, str], client: openai.OpenAI) -> None:
@@ -171,7 +205,7 @@ def test_no_secret_is_to_be_seen(served: tuple[Longspan, str]) -> None:
     status = longspan.status()
     root = Path(status["state_dir"])
     secrets = {(root / name).read_text().strip() for name in ("api-key", "engine-key")}
-    secrets |= {path.read_text() for path in Path("/tmp").glob("longspan-default-*/ray-token")}
+    secrets |= {path.read_text() for path in Path("/tmp").glob("longspan-*/ray-token")}
     secrets.add(json.loads((root / "controller.json").read_text())["key"])
     assert len(secrets) >= 4
     texts = [json.dumps(status), longspan.run("status").stdout, (root / "events.jsonl").read_text()]
@@ -182,14 +216,52 @@ def test_no_secret_is_to_be_seen(served: tuple[Longspan, str]) -> None:
         assert (root / name).stat().st_mode & 0o077 == 0
 
 
-def test_an_engine_that_dies_is_told_and_taken_down(served: tuple[Longspan, str]) -> None:
-    """When a rank dies, the endpoint does not hang: the failure is told and nothing is left running."""
+def asked(status: dict[str, Any]) -> httpx.Response:
+    """A completion through the endpoint."""
+    return httpx.post(
+        f"{status['endpoint']}/completions",
+        headers={"Authorization": f"Bearer {Path(status['api_key_file']).read_text().strip()}"},
+        json={
+            "model": status["served_name"],
+            "prompt": "The capital of France is",
+            "max_tokens": 4,
+            "temperature": 0,
+        },
+        timeout=120,
+    )
+
+
+def test_an_engine_that_dies_comes_back(served: tuple[Longspan, str]) -> None:
+    """When a rank dies, its whole group is ended and started again with new ranks under the same address; the endpoint
+    never hangs: meanwhile it says why it has nobody to ask. The gateway, killed, comes back too."""
     longspan, _ = served
-    status = longspan.status()
-    subprocess.run(["kill", "-9", str(status["ranks"][1]["pid"])], check=True)
-    deadline = time.monotonic() + 120
-    while longspan.run("status").returncode == 0 and time.monotonic() < deadline:
+    before = longspan.status()
+    subprocess.run(["kill", "-9", str(before["ranks"][1]["pid"])], check=True)
+    refused = ""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        status = longspan.status()
+        assert status["failure"] is None, status["failure"]
+        if status["phase"] == "serving" and status["restarts"]:
+            break
+        if status["phase"] in {"ray", "engine"} and not refused:
+            refused = asked(before).text
         time.sleep(0.5)
-    done = longspan.run("status")
-    assert "The last one failed" in done.stderr
-    assert "launcher on node-1" in done.stderr
+    assert status["phase"] == "serving", status["phase"]
+    assert "launcher on node-1 ended" in status["restarts"][0]["reason"]
+    assert "being restarted" in refused
+    assert status["endpoint"] == before["endpoint"]
+    assert {rank["pid"] for rank in status["ranks"]}.isdisjoint({rank["pid"] for rank in before["ranks"]})
+    assert status["proof"]["verdict"] == "verified"
+    assert "Paris" in asked(before).text
+    for pid in [line.split()[0] for line in longspan.processes() if "longspan.gateway" in line]:
+        subprocess.run(["kill", "-9", str(pid)], check=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            if "Paris" in asked(before).text:
+                break
+        time.sleep(0.2)
+    else:
+        raise AssertionError("the gateway did not come back")
+    assert longspan.status()["phase"] == "serving"

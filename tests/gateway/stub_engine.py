@@ -33,6 +33,8 @@ class StubEngine:
             app.router.add_post(path, self._generate)
         app.router.add_post("/v1/audio/transcriptions", self._echo)
         app.router.add_post("/v1/embeddings", self._embed)
+        app.router.add_get("/v1/responses/{id}", self._stored)
+        app.router.add_delete("/v1/responses/{id}", self._stored)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -48,6 +50,9 @@ class StubEngine:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _stored(self, request: web.Request) -> web.Response:
+        return web.json_response({"id": request.match_info["id"], "engine": self.name})
 
     async def _echo(self, request: web.Request) -> web.Response:
         return web.json_response({"text": "heard", "bytes": len(await request.read())})
@@ -80,9 +85,9 @@ class StubEngine:
         shape = SHAPES[request.path]
         if not body.get("stream"):
             await asyncio.sleep(gap * count)
-            return web.json_response(
-                shape.whole(body.get("model", "m"), count), headers={"x-engine": self.name}
-            )
+            whole = shape.whole(body.get("model", "m"), count)
+            whole["id"] = body.get("request_id", whole["id"])  # as vLLM does for stored responses
+            return web.json_response(whole, headers={"x-engine": self.name})
         answer = web.StreamResponse(headers={"content-type": "text/event-stream", "x-engine": self.name})
         await answer.prepare(request)
         for event in shape.before():

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +92,34 @@ def test_usage_metrics_and_export(gateway: Make) -> None:
     assert set(status["money"]) == {"outside_usd", "avoided_usd", "local_usd", "saved_usd"}
     assert b"r-1" in admin(running, "GET", "/admin/export?format=csv")[1]
     assert json.loads(admin(running, "GET", "/admin/replay?threshold_seconds=3")[1])["outside_now"] == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_refused_before_routing_is_counted(gateway: Make, workers: int) -> None:
+    """By status and reason, each once; nothing that a client wrote is in a label, and an answer is no refusal."""
+    running = gateway(admin=True, top=f"workers = {workers}\nmax_body_bytes = 1000\n")
+    call(running, "/v1/models", key="lsp_wrong")
+    call(running, "/nowhere-secret")
+    call(running, "/v1/models/none-secret")
+    call(running, "/v1/chat/completions", {"model": "none-secret"})
+    call(running, "/v1/chat/completions", b"{")
+    call(running, "/v1/../secret")
+    call(running, "/v1/load_lora_adapter", {})
+    assert call(running, "/v1/chat/completions", b"x" * 1001)[0] == 413
+    call(running, "/health", key=None)
+    call(running, "/v1/models")
+    wanted = {
+        (401, "invalid_api_key"): 1, (404, "not_found"): 1, (404, "model_not_found"): 2, (400, "invalid_body"): 1,
+        (400, "bad_path"): 1, (403, "forbidden_path"): 1, (413, "body_too_large"): 1,
+    }  # fmt: skip
+
+    def counted() -> dict[tuple[int, str], int]:
+        text = admin(running, "GET", "/metrics")[1].decode()
+        assert "secret" not in text
+        found = re.findall(r'longspan_gateway_refused_total{status="(\d+)",reason="(\w+)"} (\d+)', text)
+        return {(int(status), reason): int(number) for status, reason, number in found}
+
+    assert eventually(lambda: counted() == wanted), counted()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Known heads: whatever a connection learned, it serves what the parser would have served."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def serve(pieces: list[bytes], book: HeadBook, max_body_bytes: int = 10_000) -> 
         client.answer(200, [], b"%d" % len(body))
 
     sink = Sink()
-    client = Downstream(answer, max_body_bytes, set(), lambda: 0.0, book)
+    client = Downstream(answer, max_body_bytes, set(), lambda: 0.0, book, Counter())
     client.connection_made(sink)
     for piece in pieces:
         if not sink.gone:
@@ -111,7 +112,7 @@ def test_the_second_request_is_not_parsed() -> None:
 
     book = HeadBook()
     for _ in range(2):  # another connection shares it
-        client = Downstream(answer, 100, set(), lambda: 0.0, book)
+        client = Downstream(answer, 100, set(), lambda: 0.0, book, Counter())
         client.connection_made(Sink())
         for body in (b"{}", b"{  }"):
             client.data_received(b"POST / HTTP/1.1\r\ncontent-length: %d\r\nx: y\r\n\r\n" % len(body) + body)
@@ -173,7 +174,7 @@ def test_a_head_request_gets_no_body_however_the_answer_comes() -> None:
         client.end(b"last")
 
     sink = Sink()
-    client = Downstream(answer, 100, set(), lambda: 0.0, HeadBook())
+    client = Downstream(answer, 100, set(), lambda: 0.0, HeadBook(), Counter())
     client.connection_made(sink)
     client.data_received(b"HEAD /v1/files/a/content HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
     assert len(clients) == 2
@@ -202,10 +203,85 @@ def test_a_long_body_in_small_chunks_is_no_long_head() -> None:
     assert not gone
 
 
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+FRAMINGS = st.sampled_from(["none", "length", "chunked", "gzip", "both", "twice", "short"])
+
+
+@st.composite
+def framed(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """The first line and header lines of a request, right or wrong, and what follows its head."""
+    body = draw(st.sampled_from([b"", b"abc", b"GET /hidden HTTP/1.1\r\nhost: x\r\n\r\n"]))
+    framing = draw(FRAMINGS)
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+    length = b"content-length: %d\r\n" % len(body)
+    lines = {
+        "none": b"", "length": length, "chunked": b"transfer-encoding: chunked\r\n", "gzip": b"transfer-encoding: gzip\r\n",
+        "both": length + b"transfer-encoding: chunked\r\n", "twice": length + b"content-length: 1\r\n",
+        "short": b"content-length: 1\r\n",
+    }[framing]  # fmt: skip
+    method = draw(st.sampled_from([b"GET", b"POST"]))
+    return method + b" /v1/x HTTP/1.1\r\nhost: x\r\n" + lines, chunks if framing in (
+        "chunked",
+        "both",
+    ) else body
+
+
+@given(
+    st.lists(framed(), min_size=1, max_size=3), st.sampled_from(["one read", "a read each", "a read a byte"])
+)
+def test_an_offer_of_http_2_changes_nothing(parts: list[tuple[bytes, bytes]], reads: str) -> None:
+    """What is served of requests that offer an upgrade is what is served of the same without the offer, also of wrong and
+    hidden ones, however they are cut: no byte of a body becomes a request.
+    """
+
+    def flow(offer: bytes) -> list[bytes]:
+        each = [head + offer + b"\r\n" + rest for head, rest in parts]
+        whole = b"".join(each)
+        return {"one read": [whole], "a read each": each}.get(reads) or [bytes([byte]) for byte in whole]
+
+    def plain(found: tuple[Served, bytes, bool]) -> tuple[Served, bytes, bool]:
+        ours = (b"connection", b"upgrade", b"http2-settings")
+        served = [
+            (m, t, [item for item in rest if item[0] not in ours], body) for m, t, rest, body in found[0]
+        ]
+        return served, found[1], found[2]
+
+    wanted = plain(serve(flow(b""), EveryTime()))
+    assert plain(serve(flow(OFFER), HeadBook())) == wanted
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+        b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c, websocket\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n",
+    ],
+)
+def test_other_upgrades_are_refused_and_counted(raw: bytes) -> None:
+    """Whoever asks for a websocket or a tunnel cannot go on in HTTP/1.1, and is told so; nothing after it is read."""
+    counts: Counter[tuple[int, str]] = Counter()
+    served: list[Head] = []
+    sink = Sink()
+    client = Downstream(
+        lambda c, head, body: served.append(head), 100, set(), lambda: 0.0, HeadBook(), counts
+    )
+    client.connection_made(sink)
+    client.data_received(raw + b"GET / HTTP/1.1\r\n\r\n")
+    assert (b" 501 " in sink.written, sink.gone, served) == (True, True, [])
+    assert counts == {(501, "upgrade"): 1}
+
+
+def test_a_long_row_of_offers_is_read_in_one_go() -> None:
+    """Neither the stack nor copies of what is left grow with the number of pipelined offers."""
+    served, _, gone = serve([(b"GET / HTTP/1.1\r\n" + OFFER + b"\r\n") * 3000], HeadBook())
+    assert (len(served), gone) == (3000, False)
+
+
 def test_dribbling_holds_nothing_open() -> None:
     """A request counts from its first byte, however slowly the rest comes: the server closes what is not whole in time."""
     times = iter(range(1000))
-    client = Downstream(lambda _: None, 100, set(), lambda: float(next(times)), HeadBook())
+    client = Downstream(lambda _: None, 100, set(), lambda: float(next(times)), HeadBook(), Counter())
     before = client.touched
     client.data_received(b"POST /v1/x HTTP/1.1\r\n")
     first = client.touched

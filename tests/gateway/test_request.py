@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan.gateway.dialect import CHAT, OTHER, RESPONSES
-from longspan.gateway.request import BadBodyError, read_body, replace_top_level, rewrite, state_of
+from longspan.gateway.request import BadBodyError, claimed_by, read_body, replace_top_level, rewrite, state_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -89,6 +89,9 @@ def test_state_is_where_a_response_is_named() -> None:
     assert state_of(body, "/v1/responses") == "resp_1"
     assert state_of(read_body(OTHER, b"", b""), "/v1/responses/resp_2/cancel") == "resp_2"
     assert state_of(body, "/v1/chat/completions") == ""
+    assert state_of(body, "/v1/responses/") == "resp_1"
+    chosen = read_body(RESPONSES, b"", b'{"request_id": "resp_3"}')
+    assert (claimed_by(chosen, "/v1/responses"), claimed_by(chosen, "/v1/completions")) == ("resp_3", "")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"])

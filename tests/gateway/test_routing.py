@@ -234,6 +234,42 @@ def test_a_stored_response_goes_to_its_owner_or_nowhere() -> None:
     assert work.dispatcher.failed(number, "reset", work.now) == [GiveUp(number)]
 
 
+def test_a_stored_response_is_its_makers() -> None:
+    """With keys, only the key that made a response may use it: for all others, and if nobody made it here, it does not
+    exist. An id that a client chooses cannot take it over.
+    """
+    digests = ("a" * 64, "b" * 64)
+    keys = "".join(
+        f'[[keys]]\nname = "{name}"\nsha256 = "{d}"\n' for name, d in zip("kx", digests, strict=True)
+    )
+    work = Clockwork(config(2, keys))
+    number, actions = work.ask()
+    work.dispatcher.own(number, "resp_1")
+    assert target(work.ask(state="resp_1")[1]) == target(actions)
+    refused = [
+        work.ask(state=state, key=key) for state, key in (("resp_1", "x"), ("resp_2", "x"), ("resp_2", "k"))
+    ]
+    for asked, (reject,) in refused:
+        assert isinstance(reject, Reject)
+        assert (reject.status, reject.code, reject.retry_after_seconds) == (404, "response_not_found", None)
+        work.dispatcher.cancel(asked, work.now)
+    work.check()
+    assert target(work.ask(claims="resp_1")[1])
+    assert target(work.ask(claims="resp_3", key="x")[1])
+    (reject,) = work.ask(claims="resp_1", key="x")[1]
+    assert isinstance(reject, Reject)
+    assert reject.status == 409
+    thief, _ = work.ask(key="x")
+    work.dispatcher.own(thief, "resp_1")
+    assert isinstance(work.ask(state="resp_1", key="x")[1][0], Reject)
+    assert target(work.ask(state="resp_1")[1]) == target(actions)
+
+
+def test_without_keys_an_engine_says_what_it_has() -> None:
+    """All clients of an open gateway are the same: an unknown response may be at any replica."""
+    assert target(Clockwork(config(1)).ask(state="resp_9", key="anyone")[1]) == "r0"
+
+
 def test_a_stalled_replica_loses_its_waiting_requests_and_returns_by_a_canary() -> None:
     """Work outstanding, counters frozen: convicted; an answered canary clears it."""
     work = Clockwork(config(2))

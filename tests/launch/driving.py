@@ -10,6 +10,7 @@ from typing import Any
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
 from longspan.launch.checkpoint import CheckpointDigest, FileDigest
+from longspan.launch.commands import named
 from longspan.launch.events import AgentJoined, Answered, DownAsked, Event, Lines, Tick
 from longspan.launch.judge import completion_layer
 from longspan.launch.logprobs import Reference, TokenLogprobs
@@ -85,10 +86,22 @@ class Drive:
     now: float = 100.0
     stopped_at: int | None = None
     unconfirmed: list[str] = field(default_factory=list)
+    ended: set[tuple[str, int]] = field(default_factory=set)
 
     def note(self, actions: list[Action]) -> list[Action]:
         """Remembers actions, and judges at once what could not be told later."""
         for action in actions:
+            if (
+                isinstance(action, Start)
+                and (epoch := named(action.process.name)[1]) > 1
+                and action.node != FRONT
+            ):
+                # Never two groups on one GPU: every node has confirmed the end of the one before.
+                left = {node.name for node in self.machine.nodes} - {
+                    name for name, of in self.ended if of == epoch
+                }
+                if left:
+                    self.unconfirmed.append(f"{action.process.name} started, {left} did not confirm")
             if isinstance(action, SetGateway) and action.state == "ready" and not self.confirmed():
                 self.unconfirmed.append(f"ready with ranks {self.machine.group.ranks}")
         if self.stopped_at is None and self.machine.phase in {"stopping", "gone"}:
@@ -111,6 +124,13 @@ class Drive:
     def do(self, event: Event, seconds: float = 1.0) -> list[Action]:
         """One event."""
         self.now += seconds
+        if (
+            isinstance(event, Answered)
+            and event.call.startswith("end_group:")
+            and event.value == {"left": []}
+        ):
+            node, _, epoch = event.call.partition(":")[2].partition("#")
+            self.ended.add((node, int(epoch or 1)))
         return self.note(self.machine.handle(event, self.now))
 
     def answer(self, call: str, value: Any = None, error: str = "") -> list[Action]:

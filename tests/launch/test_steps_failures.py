@@ -480,7 +480,7 @@ def test_evidence_is_taken_before_anything_is_ended(start: Callable[..., Drive],
     in words or with an error."""
     drive = start()
     drive.until(stage)
-    asked = [a for a in drive.do(Exited("a", "launcher", 1)) if isinstance(a, Call)]
+    asked = [a for a in drive.do(Exited("a", "ray", 1)) if isinstance(a, Call)]
     assert [(a.node, a.what) for a in asked] == [("a", "collect"), ("b", "collect")]
     if drive.machine.group.ranks:
         assert asked[1].arguments["pids"] == {str(drive.machine.group.ranks[1].pid): 1}

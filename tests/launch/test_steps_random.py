@@ -20,7 +20,20 @@ from longspan.launch.events import (
 from longspan.launch.steps import FRONT
 
 names = st.sampled_from([FRONT, "a", "b"])
-processes = st.sampled_from(["ray", "launcher", "engine", "gateway", "unknown"])
+processes = st.sampled_from(
+    [
+        "ray",
+        "launcher",
+        "engine",
+        "gateway",
+        "unknown",
+        "launcher.2",
+        "engine.2",
+        "gateway.2",
+        "launcher.3",
+        "launcher.x",
+    ]
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-1, 9) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["event", "kind", "have", "x"]), inner, max_size=3),
@@ -48,20 +61,23 @@ lines = st.one_of(
 )  # fmt: skip
 answers = st.one_of(
     st.builds(
-        lambda what, node: Answered(f"{what[0]}:{node}", what[1]),
+        lambda what, node, epoch: Answered(f"{what[0]}:{node}{epoch}", what[1]),
         st.sampled_from(
             [
                 ("facts", {"ray": "2.60.0", "vllm": "0.32.0", "python": "3.11.2"}), ("write", {}), ("ports", [1, 2, 3, 4, 5]), ("digest", None),
                 ("ranks", {"100": []}), ("ranks", {"101": []}), ("ranks", {}), ("reference", reference(-1.0)),
                 ("reference", reference(-2.0)), ("reference", {"skipped": "no"}), ("stopped", {"left": []}),
                 ("stopped", None), ("unasked", 1), ("collect", {}),
+                ("end_group", {"left": []}), ("end_group", {"left": [9]}), ("end_group", None), ("ports", None),
             ]
         ),
         names,
+        st.sampled_from(["", "#2", "#3"]),
     ),
     st.sampled_from(
         [
             Answered("first_token:", {"detail": ""}), Answered("evidence:", evidence()), Answered("evidence:", evidence(-3.0)),
+            Answered("first_token:#2", {"detail": ""}), Answered("evidence:#2", evidence()), Answered("evidence:#2", error="no"),
             Answered("first_token:", error="no"), Answered("evidence:", error="no"), Answered("facts:a", error="no"),
         ]
     ),
@@ -100,6 +116,18 @@ def drive_to(stages: int, executor: str) -> Drive:
 def test_any_order(stages: int, executor: str, told: list[tuple[Any, float]]) -> None:
     """From any phase on, any events: no exception, and every promise of `check` holds after each of them."""
     drive = drive_to(stages, executor)
+    for event, seconds in told:
+        drive.do(event, seconds)
+    check(drive)
+
+
+@slow
+@given(st.sampled_from(["ray", "mp"]), st.lists(st.tuples(events, st.floats(0, 20)), max_size=40))
+def test_restarts_in_any_order(executor: str, told: list[tuple[Any, float]]) -> None:
+    """From a service whose engine has failed, any events: every promise holds, and no group starts before the one before it
+    was confirmed to have ended on every node."""
+    drive = drive_to(10, executor)
+    drive.do(Exited("a", "launcher", 1))
     for event, seconds in told:
         drive.do(event, seconds)
     check(drive)

@@ -24,7 +24,6 @@ def test_ray_ports_are_apart() -> None:
     single = [
         block.gcs,
         block.client_server,
-        block.monitor,
         *(value for value in values if value not in (low, high)),
     ]
     assert len(set(single)) == len(single)

@@ -16,14 +16,21 @@ VERBS: dict[str, tuple[str, str]] = {
     "stage": ("longspan.cli.stage", "The same weights, and the same Python environment, on every node."),
     "check": ("longspan.cli.check", "Pre-flight: every node, every pair of nodes, and a real collective."),
     "up": ("longspan.cli.up", "Serve a model: start everything, end with real tokens and a proof."),
+    "rehearse": ("longspan.cli.rehearse", "The plan with a shrunken model, on CPUs or the real nodes."),
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+    "top": ("longspan.cli.top", "Nodes, GPUs, ports, replicas, queue and alarms on one screen."),
+    "logs": ("longspan.cli.logs", "The logs of a replica or node, from all machines."),
     "probe": ("longspan.cli.probe", "Ask for one token; for the probes of Kubernetes and systemd."),
     "manifest": (
         "longspan.cli.manifest",
         "Write what a scheduler needs: a Slurm batch script, a RayCluster, a LeaderWorkerSet.",
     ),
     "gateway": ("longspan.cli.gateway", "The front door alone, in front of any OpenAI-compatible upstreams"),
+    "dashboard": (
+        "longspan.cli.dashboard",
+        "The live page: nodes, GPUs, replicas, latency, cost, alarms, a day of history.",
+    ),
     "audit": ("longspan.cli.audit", "The production checklist, run over what serves."),
     "doctor": ("longspan.cli.doctor", "Say why a launch failed or hangs."),
 }

@@ -115,3 +115,14 @@ def proof_lines(proof: dict[str, Any]) -> list[Text]:
         lines.append(Text(f"      sees {layer['can_see']}", style="dim"))
         lines.append(Text(f"      cannot see {layer['cannot_see']}", style="dim"))
     return lines
+
+
+def alarm_lines(alarms: list[dict[str, Any]]) -> list[Text]:
+    """Each alarm that stands, with what to do."""
+    lines = []
+    for alarm in alarms:
+        colour = {"error": "red", "warning": "yellow"}.get(alarm["severity"], "cyan")
+        lines.append(Text.assemble("  ", (alarm["severity"], colour), f": {alarm['summary']}"))
+        if alarm["remedy"]:
+            lines.append(Text(f"    {alarm['remedy']}", "dim"))
+    return lines

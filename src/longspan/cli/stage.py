@@ -76,10 +76,39 @@ def command(
         _write_token(hf_token_file, hosts)
     if model is not None:
         directory = _source(model, revision)
-        document["model"] = _weights(directory, to, entries, hosts, full=full, parallel=parallel)
+        found = document["model"] = _weights(directory, to, entries, hosts, full=full, parallel=parallel)
+        click.echo(f"The same checkpoint on {len(hosts)} nodes: longspan up {found['path']} …", err=True)
     if as_json:
         click.echo(json.dumps(document))
     return 0
+
+
+def bring(directory: Path, entries: list[HostEntry]) -> None:
+    """A directory of this machine on these hosts, at the same path, every byte compared.
+
+    Raises:
+        LongspanError: a node cannot be reached, or does not take it.
+    """
+    hosts = {entry.name: _reach(entry) for entry in entries}
+    _weights(directory, None, entries, hosts, full=True, parallel=4)
+
+
+def remove(directory: Path, entries: list[HostEntry]) -> list[str]:
+    """Takes the directory away on these hosts.
+
+    Returns:
+        what could not be removed, as sentences.
+    """
+    left = []
+    for entry in entries:
+        try:
+            done = shell(_reach(entry), staging.REMOVE_DIRECTORY, str(directory))
+        except HostError as error:
+            left.append(f"{directory} is left on {entry.name}: {error.what}")
+            continue
+        if done.returncode:
+            left.append(f"{directory} is left on {entry.name}: {done.stderr.strip()[-200:]}")
+    return left
 
 
 def _hosts(cluster: Path | None) -> list[HostEntry]:
@@ -188,7 +217,6 @@ def _weights(
         if attempt == 2:
             raise StageError(" ".join(finding.summary for finding in wrong[:3]), wrong[0].remedy)
         _remove_wrong(wrong, plans, hosts)
-    click.echo(f"The same checkpoint on {len(plans)} nodes: longspan up {plans[0].directory} …", err=True)
     return {
         "path": plans[0].directory, "bytes": sum(file.size_bytes for file in files), "sent_bytes": sent,
         "shared": [plan.node for plan in plans if plan.shared],

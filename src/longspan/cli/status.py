@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -43,7 +44,12 @@ def command(name: str, launches: bool, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(status))
         return 0
-    from longspan.cli.render import console, phases, proof_lines, rank_table
+    _show(status)
+    return 0
+
+
+def _show(status: dict[str, Any]) -> None:
+    from longspan.cli.render import alarm_lines, console, phases, proof_lines, rank_table
 
     out = console()
     out.print(phases(status))
@@ -57,11 +63,14 @@ def command(name: str, launches: bool, as_json: bool) -> int:
             out.print(f"  {node['name']}: {words}")
     for reason in status["suspicions"].values():
         out.print(f"  [yellow]out of traffic[/yellow]: {reason}")
+    for line in alarm_lines(status.get("alarms", [])):
+        out.print(line)
+    for restart in status["restarts"]:
+        out.print(f"  restarted {restart['seconds_ago']:.0f} s ago: {restart['reason']}", markup=False)
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")
     out.print(f"  model     {status['served_name']}")
     out.print(f"  key       in {status['api_key_file']}")
     out.print(f"  logs      {status['logs']}")
-    return 0
 
 
 def _nothing_runs(places: Places, name: str) -> NoDeploymentError:

@@ -5,6 +5,7 @@ import json
 import signal
 import sqlite3
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,40 @@ def command(
     if record:
         _already(record, places, spec, as_json)
         return _stay(record, places, as_json) if foreground else 0
+    started = bring_up(spec, places, cluster, api_key_file)
+    record, status = started.record, started.status
+    if status["phase"] == "gone":
+        raise failure_of(status)
+    # Unattended, what is printed goes into somebody's log, where a key does not belong.
+    _announce(status, started.new_key if not foreground else None, as_json)
+    return _stay(record, places, as_json) if foreground else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A launch that was watched to its end.
+
+    Attributes:
+        record: its controller. status: the last one: serving, or gone.
+        new_key: the clients' key if it was made just now; it is shown once.
+    """
+
+    record: dict[str, Any]
+    status: dict[str, Any]
+    new_key: str | None = field(repr=False)
+
+
+def bring_up(
+    spec: DeploymentSpec, places: Places, cluster: Path | None, api_key_file: Path | None = None
+) -> Started:
+    """Ends what a dead controller left, checks hosts and room, starts the deployment and shows its phases until it serves or is gone.
+
+    Args:
+        cluster: the cluster file, for the pre-flight.
+
+    Raises:
+        LongspanError: something before the start. click.Abort: Ctrl-C, after everything was taken down.
+    """
     if orphaned := places.record():
         click.echo("The last controller died; ending what it left …", err=True)
         for text in control.sweep_elsewhere(places, orphaned):
@@ -163,7 +198,7 @@ def command(
         spec = _preflight(spec, read_cluster(cluster) if cluster else None, places)
     # Only now: a deployment that runs holds its port and memory, and `up` twice is no error.
     check_room(Path(spec.model) if Path(spec.model).is_absolute() else None, spec)
-    check_port(listen)
+    check_port(spec.listen)
     try:
         with own_files(places.root):
             key, new_key = ensure_api_key(places, api_key_file)
@@ -175,11 +210,7 @@ def command(
         if started := places.running():
             control.take_down(started)
         raise click.Abort from None
-    if status["phase"] == "gone":
-        raise _failure(status)
-    # Unattended, what is printed goes into somebody's log, where a key does not belong.
-    _announce(status, key if new_key and not foreground else None, as_json)
-    return _stay(record, places, as_json) if foreground else 0
+    return Started(record, status, key if new_key else None)
 
 
 def _stay(record: dict[str, Any], places: Places, as_json: bool) -> int:
@@ -191,7 +222,7 @@ def _stay(record: dict[str, Any], places: Places, as_json: bool) -> int:
     try:
         for status in control.follow(record, places):
             if status["phase"] == "gone" and status.get("failure"):
-                failure = _failure(status)
+                failure = failure_of(status)
                 if not as_json:
                     raise failure
                 click.echo(str(failure), err=True)
@@ -268,7 +299,7 @@ def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_js
     if status["phase"] != "serving":
         status = _watch(record, places)
         if status["phase"] == "gone":
-            raise _failure(status)
+            raise failure_of(status)
     else:
         click.echo("Already serving; nothing changed.", err=True)
     _announce(status, None, as_json)
@@ -287,7 +318,8 @@ def _watch(record: dict[str, Any], places: Places) -> dict[str, Any]:
     return status
 
 
-def _failure(status: dict[str, Any]) -> LongspanError:
+def failure_of(status: dict[str, Any]) -> LongspanError:
+    """The error of a deployment that is gone, with what the doctor makes of it."""
     failure = status.get("failure")
     if failure is None:
         return LaunchError("The deployment was taken down while it was starting.", "")

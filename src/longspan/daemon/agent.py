@@ -21,8 +21,10 @@ from typing import Any
 
 import aiohttp
 
-from longspan.daemon import functions, processes
+from longspan.daemon import functions, processes, sampling
 from longspan.daemon.protocol import BEAT_SECONDS, LEASE_SECONDS, LONG_POLL_SECONDS, MAX_LINES, cut
+from longspan.launch.commands import named
+from longspan.launch.run_dir import Paths
 
 WATCH_SECONDS = 0.1  # a process that ended is reported within so long
 REAP_SECONDS = 5.0
@@ -146,6 +148,7 @@ class Agent:
             ]
             for job in jobs:
                 job.add_done_callback(self._job_ended)
+            self.tasks.add(asyncio.create_task(self._report(session)))
             await self.done.wait()
             for job in [*jobs, *self.tasks]:
                 job.cancel()
@@ -196,6 +199,15 @@ class Agent:
             if count and size > BATCH_CHARACTERS:
                 return self.events[:count]
         return self.events[:]
+
+    async def _report(self, session: aiohttp.ClientSession) -> None:
+        """Telemetry, which may fail without any harm to the rest."""
+
+        def others() -> set[int]:
+            return processes.marked(self.config.mark) if self.config.joined else set()
+
+        url = f"{self.config.controller_url}/v1/agents/{self.config.name}/telemetry"
+        await sampling.report(session, url, self.config.log_dir, self.config.run_dir, others)
 
     def _tell(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -310,7 +322,7 @@ class Agent:
 
     def _keep_ray_logs(self) -> None:
         """The end of each log of Ray's session on this node, for the doctor; the session itself is removed."""
-        for log in Path(self.config.run_dir).glob(f"ray/{self.config.name}/session_2*/logs/*"):
+        for log in self._ray_dir().glob("session_2*/logs/*"):
             if log.is_file() and log.stat().st_size:
                 with log.open("rb") as file:
                     file.seek(max(0, log.stat().st_size - KEPT_LOG_BYTES))
@@ -326,7 +338,7 @@ class Agent:
         """
         mine = processes.ours(self.config.mark, joined=self.config.joined)
         self.shm |= processes.shm_files(mine)
-        first = {w.child.pid for w in self.watched.values() if w.name in {"launcher", "gateway"}}
+        first = {w.child.pid for w in self.watched.values() if named(w.name)[0] in {"launcher", "gateway"}}
         processes.end(first & mine, grace_seconds=5)
         left: set[int] = set()
         for _ in range(3):  # a dying process can still have started another
@@ -342,11 +354,14 @@ class Agent:
         self._clear_run_dir()
         return left
 
+    def _ray_dir(self) -> Path:
+        return Path(Paths(self.config.run_dir, "").ray_dir(self.config.name))
+
     def _clear_run_dir(self) -> None:
         """Agents of one machine share the directory: the last one removes it, and none the logs of another's Ray."""
-        ray = Path(self.config.run_dir) / "ray"
-        shutil.rmtree(ray / self.config.name, ignore_errors=True)
-        if not any(ray.glob("*")):
+        ray = self._ray_dir()
+        shutil.rmtree(ray, ignore_errors=True)
+        if not any(ray.parent.glob("*")):
             shutil.rmtree(self.config.run_dir, ignore_errors=True)
 
 

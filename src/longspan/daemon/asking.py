@@ -17,12 +17,14 @@ async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> A
     Raises:
         aiohttp.ClientError, TimeoutError, RuntimeError: the endpoint does not answer, or wrongly.
     """
+    assert machine.group is not None  # only a group asks
+    engine = prover.Endpoint(machine.group.engine_url, machine.spec.served_name, engine_key)
     gateway = prover.Endpoint(f"http://{machine.gateway_address}", machine.spec.served_name, api_key)
+    if question.arguments.get("direct"):
+        gateway = engine
     if question.what == "first_token":
         return await first_token(gateway)
     # About one replica, and with prompt_logprobs, which the gateway need not let clients ask for: the engine itself.
-    assert machine.group is not None  # only a group asks for it
-    engine = prover.Endpoint(machine.group.engine_url, machine.spec.served_name, engine_key)
     return await evidence(gateway, engine)
 
 

@@ -30,6 +30,7 @@ from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
+from longspan.daemon.telemetry import Telemetry
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
@@ -89,12 +90,13 @@ class Controller:
         self.places = places
         self.spec = spec
         self.listen_host = listen_host
-        self.mark = f"{spec.name}-{secrets.token_hex(6)}"
+        start = secrets.token_hex(6)
+        self.mark = f"{spec.name}-{start}"
         self.agent_key = secrets.token_urlsafe(32)
         self.operator_key = secrets.token_urlsafe(32)
         self.engine_key = secrets.token_urlsafe(32)
         self.api_key = places.api_key.read_text().strip()
-        run_dir = f"/tmp/longspan-{self.mark}"
+        run_dir = f"/tmp/longspan-{start}"  # short, as `Paths.ray_dir` says
         paths = Paths(run_dir, str(places.gateway_config))
         self.paths = paths
         self.machine = Steps(
@@ -113,11 +115,16 @@ class Controller:
         self.version = 0
         self.url = ""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.watcher: asyncio.Task[None] | None = None  # of the engine that serves
         self.gone = asyncio.Event()
         self.history = places.history.open("w")
         self.launch_log = LaunchLog(LaunchStore(places.launches))
         self.checked = places.checked()
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="launch-log")
+        self.telemetry = Telemetry(
+            spec, places, agent_key=self.agent_key, operator_key=self.operator_key, engine_key=self.engine_key,
+            status=self.status, engines=lambda: {"r0": self.machine.group.engine_url} if self.machine.group else {},
+        )  # fmt: skip
 
     # ---- the loop
     async def feed(self, event: Event) -> None:
@@ -138,9 +145,11 @@ class Controller:
         if self.machine.history and self.machine.history[-1][1] is event and not logs:
             self._record(event, flush=self.machine.phase != before)
         if self.machine.phase != before:
-            self._note()
-            if self.machine.phase == "serving":
-                self._spawn(self._watch_engine())
+            if not self.machine.restarts or self.machine.stopping:
+                self._note()  # the record is of the launch; restarts stand in the status
+            if self.watcher:
+                self.watcher.cancel()
+            self.watcher = self._spawn(self._watch_engine()) if self.machine.phase == "serving" else None
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
@@ -190,15 +199,17 @@ class Controller:
                     except OSError as error:
                         print(f"the gateway's configuration cannot be written: {error}", flush=True)
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
     def _gateway_toml(self, state: str, reason: str) -> str:
         key = self.api_key
         return gateway_config.render(
-            listen=self.spec.listen,
+            # A gateway that is started again must listen where the clients know it.
+            listen=self.machine.gateway_address or self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
             model=self.spec.served_name,
             url=self.machine.group.engine_url if self.machine.group else "",
@@ -301,6 +312,7 @@ class Controller:
         new = events[max(0, link.taken - number) :]
         link.taken = max(link.taken, number + len(events))
         for event in new:
+            self.telemetry.note(event)
             await self.feed(self._kept(name, event))
         return web.json_response({})
 
@@ -352,7 +364,7 @@ class Controller:
             logs=str(places.logs),
             now=time.monotonic(),
         )
-        return {**document, "version": self.version}
+        return {**document, "alarms": self.telemetry.alarms(), "version": self.version}
 
     # ---- life
     async def run(self) -> None:
@@ -362,6 +374,7 @@ class Controller:
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
         app.router.add_get("/v1/status", self.get_status)
         app.router.add_post("/v1/down", self.post_down)
+        app.router.add_routes(self.telemetry.routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         site = web.TCPSite(runner, self.listen_host, 0)
@@ -384,6 +397,7 @@ class Controller:
         self.perform(self.machine.begin(time.monotonic()))
         self._note()
         clock = asyncio.create_task(self._clock())
+        self._spawn(self.telemetry.run(self.url))
         await self.gone.wait()
         with contextlib.suppress(OSError):
             write_private(self.places.last_status, json.dumps(self.status()))
@@ -397,6 +411,7 @@ class Controller:
         self.places.engine_key.unlink(missing_ok=True)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
+        self.telemetry.close()
         with contextlib.suppress(OSError):
             self.history.close()
         self.places.controller.unlink(missing_ok=True)  # last: while it is there, `down` waits for us

@@ -102,6 +102,14 @@ async def ranks(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     """
     here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
     found: dict[str, list[str]] = {str(pid): [] for pid in arguments["pids"] if pid in here}
+    for pid, uuid in await _on_gpus():
+        if pid in found:
+            found[pid].append(uuid)
+    return found
+
+
+async def _on_gpus() -> list[tuple[str, str]]:
+    """(pid, GPU UUID) of all that the driver says is there; nothing where there is no driver."""
     try:
         done = await asyncio.to_thread(
             subprocess.run,
@@ -109,12 +117,27 @@ async def ranks(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
             capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return found
-    for line in done.stdout.splitlines():
-        pid, _, uuid = line.partition(",")
-        if pid.strip() in found:
-            found[pid.strip()].append(uuid.strip())
-    return found
+        return []
+    rows = [line.partition(",") for line in done.stdout.splitlines()]
+    return [(pid.strip(), uuid.strip()) for pid, _, uuid in rows]
+
+
+async def end_group(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Ends one engine group here, and waits until the driver has given its GPU memory back.
+
+    Returns:
+        {"left": pids that do not end, or whose memory stays taken}.
+    """
+    ended, left = await asyncio.to_thread(
+        processes.end_group, arguments["group"], arguments["mark"], joined=arguments["joined"]
+    )
+    names = {str(pid) for pid in ended}
+    for _ in range(GPU_FREE_SECONDS):
+        holding = {int(pid) for pid, _ in await _on_gpus() if pid in names}
+        if not holding:
+            return {"left": sorted(left)}
+        await asyncio.sleep(1)
+    return {"left": sorted(left | holding)}
 
 
 async def workers(arguments: dict[str, Any], run_dir: str) -> dict[str, str]:
@@ -145,6 +168,7 @@ async def make_reference(arguments: dict[str, Any], run_dir: str) -> dict[str, A
 # Titles of what is worth a stack: vLLM's processes, Ray's workers and actors (their title begins so once they work).
 _TITLES = ("VLLM::", "ray::", "vllm")
 STACKS_LIMIT = 32
+GPU_FREE_SECONDS = 30  # a process that ended may hold its GPU memory for seconds more
 # The controller takes messages of 16 MiB, and JSON may escape each character six-fold.
 ANSWER_CHARACTERS = 1_500_000
 COMMAND_SECONDS = (
@@ -186,6 +210,7 @@ def _title(pid: int) -> str:
 
 FUNCTIONS: dict[str, Function] = {
     "collect": collect,
+    "end_group": end_group,
     "facts": facts,
     "write": write,
     "ports": ports,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from longspan.launch.words import AGENT_VARIABLE, MARK_VARIABLE
+from longspan.launch.words import AGENT_VARIABLE, GROUP_VARIABLE, MARK_VARIABLE
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 SHM = Path("/dev/shm")
@@ -154,6 +154,28 @@ def end(pids: set[int], *, grace_seconds: float) -> set[int]:
     remaining = _wait(processes, grace_seconds)
     _signal(remaining, signal.SIGKILL)
     return {process.pid for process in _wait(remaining, 5)}
+
+
+def end_group(group: str, mark: str, *, joined: bool) -> tuple[set[int], set[int]]:
+    """Ends the processes of one engine group on this node and removes its shared memory; all else goes on.
+
+    Returns:
+        pids that were there, and those of them that still run after a SIGKILL.
+    """
+    seen: set[int] = set()
+    shm: set[Path] = set()
+    left: set[int] = set()
+    for _ in range(4):  # a dying process can still have started another
+        members = marked(group, GROUP_VARIABLE) & ours(mark, joined=joined)
+        if not members:
+            left = set()
+            break
+        seen |= members
+        shm |= shm_files(members)
+        left = end(members, grace_seconds=5)
+    reap()
+    remove_shm(shm)
+    return seen, left
 
 
 def _signal(processes: set[Identity], number: signal.Signals) -> None:

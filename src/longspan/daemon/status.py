@@ -132,6 +132,9 @@ def document(
         "first_token_seconds": round(first - begun, 3) if first else None,
         "first_token": group.first_token or None if group else None,
         "proof": _proof(group.proof if group else None),
+        "restarts": [
+            {"seconds_ago": round(now - at, 1), "reason": reason} for at, reason in machine.restarts
+        ],
         # Why no traffic goes to the replica although it runs; empty while nothing speaks against it.
         "suspicions": dict(machine.suspicions),
         "findings": [finding.to_json() for finding in machine.findings],

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from longspan.gateway.config import GatewayConfig, KeyRule
 from longspan.gateway.figures import Figures
+from longspan.gateway.fleet import MAX_OWNERS
 from longspan.gateway.ledger import Entry, Row, Try
 from longspan.gateway.log import Log
 from longspan.gateway.outside import price_usd
 from longspan.gateway.routing import Dispatcher
-from longspan.gateway.store import Store, load_keys
+from longspan.gateway.store import Store, load_keys, load_responses
 from longspan.gateway.ticket import Action, Ask, Ticket
 from longspan.gateway.tracing import Tracer
 from longspan.gateway.upstream import Pool, renew_pools
@@ -47,6 +48,10 @@ class Brain:
         self.store = Store(directory / config.ledger) if config.ledger else None
         self.own_keys: tuple[KeyRule, ...] = load_keys(self.store.path) if self.store else ()
         self.dispatcher = Dispatcher(config, self.now(), random.Random().randrange)  # noqa: S311 - load spreading
+        for response in load_responses(self.store.path, MAX_OWNERS) if self.store else ():
+            self.dispatcher.fleet.own(
+                *response
+            )  # engines outlive a gateway's restart, and what they store with them
         self.watch = Watch(self.dispatcher, self.pools, self.own_headers, self.perform)
         self.secrets: dict[str, bytes] = {}
         self.tracer: Tracer | None = None
@@ -129,6 +134,10 @@ class Brain:
         now = self.now()
         for name in seen:
             self.dispatcher.progress(name, now)
+
+    def refused(self, counts: dict[tuple[int, str], int]) -> None:
+        """Requests that were refused before they were routed, by status and reason."""
+        self._figures.refused.update(counts)
 
     def over(self, request: int, entry: Entry) -> None:
         """A request ended, in whatever way."""

@@ -1,13 +1,13 @@
 """Connections from clients: parses requests, one at a time on each connection, and writes what it is given."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import httptools
 
-from longspan.gateway.heads import Head, HeadBook, KnownHead
+from longspan.gateway.heads import Head, HeadBook, KnownHead, declined
 from longspan.gateway.wire import LAST_CHUNK, Header, chunk, find, response_head
 
 HIGH_WATER_BYTES = 64 * 1024
@@ -42,19 +42,21 @@ class Downstream(asyncio.Protocol):
         register: the set of live connections, for draining.
         now: the loop's clock.
         book: heads that were parsed before.
+        refused: counts what is refused here, by status and reason.
     """
 
     __slots__ = (
         "_begun", "_body", "_body_bytes", "_book", "_chunked", "_close", "_head_bytes", "_headers", "_keep", "_known",
-        "_later", "_lessons", "_max", "_now", "_parser", "_ready", "_register", "_serve", "_serving", "_url", "handler",
+        "_later", "_lessons", "_max", "_now", "_parser", "_ready", "_refused", "_register", "_serve", "_serving", "_url", "handler",
         "method", "paused", "touched", "transport", "version",
     )  # fmt: skip
 
     def __init__(
         self, serve: Serve, max_body_bytes: int, register: set["Downstream"], now: Callable[[], float],
-        book: HeadBook,
+        book: HeadBook, refused: Counter[tuple[int, str]],
     ) -> None:  # fmt: skip
         self._book = book
+        self._refused = refused
         self._known: KnownHead | None = None
         self._lessons = 0
         self._serve = serve
@@ -130,25 +132,47 @@ class Downstream(asyncio.Protocol):
         body_bytes = self._body_bytes
         self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            self._feed(data)
         except httptools.HttpParserUpgrade:
-            self._refuse(501, b"This gateway does not upgrade connections.")
+            self._refuse(501, "upgrade", b"This gateway does not upgrade connections.")
         except httptools.HttpParserError:
             if not self._close:  # our own refusals stop the parser too
-                self._refuse(400, b"Malformed HTTP request.")
+                self._refuse(400, "malformed", b"Malformed HTTP request.")
         else:
             if self._body_bytes > body_bytes or self._ready:
                 self._head_bytes = (
                     0  # what is neither head nor body is chunk sizes and trailers: bounded alike
                 )
             elif self._head_bytes > MAX_HEAD_BYTES + len(data):
-                self._refuse(431, b"Request head too large.")
+                self._refuse(431, "head_too_large", b"Request head too large.")
         if between and self._lessons < MAX_LESSONS and len(self._ready) == 1 and not self._close:
             self._lessons += 1
             head, body = self._ready.pop()
             self._known = self._book.learn(data[: data.find(b"\r\n\r\n") + 4], head)
             self._ready.append((self._known.head if self._known is not None else head, body))
         self._next()
+
+    def _feed(self, data: bytes) -> None:
+        """Through the parser. An offer of HTTP/2 is not taken up, as RFC 9110 (7.8) allows: the request is HTTP/1.1.
+
+        The parser ends a request that offers an upgrade with its head, whatever length it names: read on from there, its
+        body would be a request of its own. So its head goes through a new parser without `upgrade` in Connection, and the
+        parser itself judges the framing.
+        """
+        rest = memoryview(data)
+        while rest:
+            try:
+                self._parser.feed_data(rest)
+                rest = rest[len(rest) :]
+            except httptools.HttpParserUpgrade as offer:
+                head = self._ready[-1][0] if self._ready else None
+                plain = declined(head) if head is not None and not self._close else None
+                if plain is None:
+                    raise
+                self._ready.pop()
+                rest = rest[offer.args[0] :]
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(plain)
 
     def _take(self, head: Head, body: bytes) -> None:
         """Serves a request; nothing else is being served."""
@@ -167,8 +191,9 @@ class Downstream(asyncio.Protocol):
         while self._ready and not self._close and self.handler is None:
             self._take(*self._ready.popleft())
 
-    def _refuse(self, status: int, message: bytes) -> None:
+    def _refuse(self, status: int, reason: str, message: bytes) -> None:
         self._close = True
+        self._refused[status, reason] += 1
         body = (
             b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":"bad_request"}}'
             % message
@@ -200,7 +225,7 @@ class Downstream(asyncio.Protocol):
         expect = find(self._headers, b"expect")
         length = find(self._headers, b"content-length")
         if length and length.isdigit() and int(length) > self._max:
-            self._refuse(413, b"The body is larger than this gateway accepts.")
+            self._refuse(413, "body_too_large", b"The body is larger than this gateway accepts.")
         elif expect and expect.lower() == b"100-continue" and self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -209,7 +234,7 @@ class Downstream(asyncio.Protocol):
         self._body_bytes += len(body)
         if self._body_bytes > self._max:
             if not self._close:
-                self._refuse(413, b"The body is larger than this gateway accepts.")
+                self._refuse(413, "body_too_large", b"The body is larger than this gateway accepts.")
             return
         self._body.append(body)
 

@@ -55,6 +55,7 @@ class Figures:
         self.avoided_usd = 0.0
         self.local_usd: dict[str, float] = {}
         self.failed_attempts: Counter[str] = Counter()
+        self.refused: Counter[tuple[int, str]] = Counter()
         self.overflows: Counter[str] = Counter()
         self.ttft = Histogram(TTFT_BOUNDS)
         self.prediction_error = Histogram(ERROR_BOUNDS)
@@ -123,6 +124,10 @@ class Figures:
         family(
             "longspan_gateway_failed_attempts_total", "counter", "Attempts that failed before content.",
             ((f'{{cause="{c}"}}', n) for c, n in self.failed_attempts.items()),
+        )  # fmt: skip
+        family(
+            "longspan_gateway_refused_total", "counter", "Requests refused before they were routed, by status and reason.",
+            ((f'{{status="{status}",reason="{reason}"}}', n) for (status, reason), n in self.refused.items()),
         )  # fmt: skip
         family(
             "longspan_gateway_overflows_total", "counter", "Requests that left for a provider, by reason.",

@@ -16,7 +16,8 @@ from longspan.gateway.waitroom import WaitRoom
 # Up to this many candidates are compared all; among more, two random ones are (power of two choices,
 # Mitzenmacher 2001). With one truth about load, comparing all has no herd to fear.
 COMPARE_ALL = 8
-MAX_OWNERS = 20_000
+# About 300 bytes each. vLLM keeps what it stores in memory as well, and much more of it.
+MAX_OWNERS = 100_000
 
 
 class Fleet:
@@ -31,7 +32,7 @@ class Fleet:
         self.rooms: dict[str, WaitRoom] = {}
         self.prefixes = affinity.PrefixMemory()
         self.overflowing: set[str] = set()
-        self._owners: OrderedDict[str, str] = OrderedDict()
+        self._owners: OrderedDict[str, tuple[str, str]] = OrderedDict()  # response -> replica, key
         self._by_model: dict[str, list[Standing]] = {}
         self._providers: dict[str, list[Provider]] = {}
         self.configure(config, now)
@@ -67,17 +68,33 @@ class Fleet:
 
     def usable(self, ask: Ask, tried: set[str], now: float) -> list[Standing]:
         """Replicas that may get this request. State that lives in one replica ties the request to it."""
-        owner = self.standings.get(self._owners.get(ask.state, "")) if ask.state else None
+        owner = self.standings.get(self._owners.get(ask.state, ("", ""))[0]) if ask.state else None
         if owner is not None:
             return [owner] if owner.usable(now) and owner.name not in tried else []
         return [s for s in self._by_model.get(ask.model, ()) if s.usable(now) and s.name not in tried]
 
-    def own(self, state: str, name: str) -> None:
-        """Notes which replica holds a stored response."""
-        self._owners[state] = name
+    def own(self, state: str, name: str, key: str) -> None:
+        """Notes which replica holds a stored response, and for whom. It never becomes another key's: clients may
+        choose the id of a response.
+        """
+        if not self.may_store(state, key):
+            return
+        self._owners[state] = name, key
         self._owners.move_to_end(state)
         if len(self._owners) > MAX_OWNERS:
             self._owners.popitem(last=False)
+
+    def may_use(self, state: str, key: str) -> bool:
+        """Whether a stored response was made by this key. Of one that is not known here, nobody knows that: only
+        a gateway without keys, whose clients are all the same, lets an engine say what it has.
+        """
+        owner = self._owners.get(state)
+        return owner[1] == key if owner is not None else not self.config.keys
+
+    def may_store(self, state: str, key: str) -> bool:
+        """Whether a response may get this id: it is new, or the key's own."""
+        owner = self._owners.get(state)
+        return owner is None or owner[1] == key
 
     def has_providers(self, model: str) -> bool:
         """Whether anybody outside serves the model."""

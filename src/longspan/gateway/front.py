@@ -12,7 +12,7 @@ from longspan.gateway import affinity
 from longspan.gateway.config import PRIORITIES, GatewayConfig, KeyRule
 from longspan.gateway.dialect import OTHER, PATHS, RESPONSES, Dialect, dialect_of, error_body
 from longspan.gateway.heads import Head
-from longspan.gateway.request import BadBodyError, Body, read_body, session_of, state_of
+from longspan.gateway.request import BadBodyError, Body, claimed_by, read_body, session_of, state_of
 from longspan.gateway.ticket import Ask
 from longspan.gateway.wire import Header
 
@@ -32,11 +32,12 @@ ANYONE = KeyRule("anyone", "")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer that needs no upstream."""
+    """An answer that needs no upstream. code: why a request is refused, one of a fixed list; empty if it is not."""
 
     status: int
     body: bytes
     headers: tuple[Header, ...] = ()
+    code: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +154,9 @@ def admit(meaning: Meaning, request: int, raw: bytes) -> tuple[Ask, Body] | Answ
         body = read_body(dialect, meaning.content_type, raw)
     except BadBodyError as error:
         return refusal(dialect, 400, "invalid_body", str(error))
-    state = state_of(body, meaning.path) if dialect is RESPONSES or dialect is OTHER else ""
+    state = claims = ""
+    if dialect is RESPONSES or dialect is OTHER:
+        state, claims = state_of(body, meaning.path), claimed_by(body, meaning.path)
     model = config.resolve(body.model) if body.model else _only_model(config, state)
     if model is None:
         if body.model:
@@ -175,7 +178,7 @@ def admit(meaning: Meaning, request: int, raw: bytes) -> tuple[Ask, Body] | Answ
     session = session_of(body, meaning.session, mode) if meaning.session or mode == "session" else None
     return Ask(
         request, model, key.name, body.prompt_tokens, body.max_tokens, body.stream, meaning.local_only,
-        meaning.priority, session, prefix, state,
+        meaning.priority, session, prefix, state, claims,
     ), body  # fmt: skip
 
 
@@ -189,7 +192,7 @@ def refusal(dialect: Dialect, status: int, code: str, message: str) -> Answer:
     headers: list[Header] = [(b"content-type", b"application/json"), (b"x-should-retry", b"false")]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    return Answer(status, error_body(dialect, status, code, message), tuple(headers))
+    return Answer(status, error_body(dialect, status, code, message), tuple(headers), code)
 
 
 def models_answer(config: GatewayConfig, key: KeyRule, path: str) -> Answer:

@@ -37,6 +37,28 @@ class Head:
         self.meaning: Any = None
 
 
+def declined(head: Head) -> bytes | None:
+    """The bytes of a head that offers to go on in HTTP/2, with the offer taken out of its Connection header; None for
+    CONNECT and for offers of anything else, such as websockets, which clients need and do not get here.
+    """
+    offers = [value for name, value in head.headers if name == b"upgrade"]
+    tokens = {token.strip().lower() for value in offers for token in value.split(b",")}
+    if tokens != {b"h2c"} or head.method == b"CONNECT" or head.version != "1.1":
+        return None
+    lines = [head.method + b" " + head.target + b" HTTP/1.1"]
+    for name, value in head.headers:
+        if name == b"expect":
+            continue  # answered when the head came the first time
+        if name == b"connection":
+            kept = [token for token in value.split(b",") if token.strip().lower() != b"upgrade"]
+            lines.append(b"connection: " + b",".join(kept).strip())
+        else:
+            lines.append(name + b": " + value)
+    if any(b"\r" in line or b"\n" in line for line in lines):
+        return None
+    return b"\r\n".join([*lines, b"", b""])
+
+
 class KnownHead:
     """The bytes of a head around the digits of its content length, and what they mean."""
 

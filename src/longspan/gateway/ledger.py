@@ -17,6 +17,7 @@ class Entry(NamedTuple):
     outcome: `ok`, `client_error`, `client_gone`, or the code of the error that ended it.
     started: wall clock, seconds since the epoch. ttft_seconds: None if no content came.
     usd: price at a provider; 0 at a replica of our own. trace: its ids (`trace.py`) where it is recorded.
+    response: the id of a stored response that it made at a replica.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class Entry(NamedTuple):
     usd: float = 0.0
     reason: str = ""
     trace: str = ""
+    response: str = ""
 
 
 class Try(NamedTuple):

@@ -108,6 +108,10 @@ class RemoteLink:
         """Content bytes came from these upstreams."""
         self._tell("moved", seen)
 
+    def refused(self, counts: dict[tuple[int, str], int]) -> None:
+        """Requests that were refused before they were routed."""
+        self._tell("refused", counts)
+
     def over(self, request: int, entry: Entry) -> None:
         """It ended."""
         self._tell("over", request, *entry)

@@ -38,7 +38,7 @@ class Exchange:
         "_buffer", "_buffered", "_cancel", "_carried", "_client", "_closed", "_connection", "_cut", "_delivered",
         "_failure", "_gateway", "_head", "_relaying", "_rest", "_resuming", "_scanner", "_status", "_usage", "ask",
         "attempt_at", "body", "dialect", "first_at", "head", "idle_at", "meaning", "next_slow", "outside", "reason",
-        "request_id", "resent", "started", "target", "trace",
+        "request_id", "resent", "response", "started", "target", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +58,7 @@ class Exchange:
         self.target = ""  # the upstream's name
         self.outside = False
         self.reason = ""
-        self.trace = ""
+        self.trace = self.response = ""
         self.resent = False
         self._connection: Upstream | None = None
         self._cancel: Any = None
@@ -221,10 +221,11 @@ class Exchange:
 
     def _own_state(self, beginning: bytes) -> None:
         """A stored response lives in its replica: later requests that name it must go there."""
-        if self.dialect is RESPONSES and not self.outside:
+        if self.dialect is RESPONSES and not self.outside and self._status == 200:
             found = _RESPONSE_ID.search(beginning)
             if found is not None:
-                self._gateway.link.own(self.ask.id, found.group(1).decode("ascii", "replace"))
+                self.response = found.group(1).decode("ascii", "replace")
+                self._gateway.link.own(self.ask.id, self.response)
 
     def _commit(self, now: float) -> None:
         """The client sees this attempt from here on: no retry any more."""

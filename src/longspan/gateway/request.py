@@ -161,7 +161,15 @@ def session_of(body: Body, header: bytes | None, mode: str) -> int | None:
 
 def state_of(body: Body, path: str) -> str:
     """The stored response that a request continues, reads or deletes; it lives in one replica only."""
-    if path.startswith("/v1/responses/"):
-        return path.split("/")[3]
-    value = body.fields.get("previous_response_id") if body.fields and path == "/v1/responses" else None
+    found = path.split("/")[3] if path.startswith("/v1/responses/") else ""
+    return found or _named(body, path, "previous_response_id")
+
+
+def claimed_by(body: Body, path: str) -> str:
+    """The id that a client chose for its response: vLLM stores it under `request_id`, over whatever was there."""
+    return _named(body, path, "request_id")
+
+
+def _named(body: Body, path: str, field: str) -> str:
+    value = body.fields.get(field) if body.fields and path.rstrip("/") == "/v1/responses" else None
     return value if isinstance(value, str) else ""

@@ -62,6 +62,12 @@ class Dispatcher:
                 return [Reject(ask.id, 429, "rate_limit_exceeded", text, met[1])]
             ticket.limited = True
         self.tickets[ask.id] = ticket
+        if ask.state and not self.fleet.may_use(ask.state, ask.key):
+            text = f"The response {ask.state[:128]!r} does not exist here."
+            return [Reject(ask.id, 404, "response_not_found", text)]
+        if ask.claims and not self.fleet.may_store(ask.claims, ask.key):
+            text = f"There is a response {ask.claims[:128]!r} already: choose another request_id, or none."
+            return [Reject(ask.id, 409, "response_exists", text)]
         self._placement.earn()
         return self._placement.place(ticket, now)
 
@@ -80,7 +86,7 @@ class Dispatcher:
         """The answer carries an id by which later requests will ask for the same replica."""
         ticket = self.tickets.get(request)
         if ticket is not None and ticket.where is not None:
-            self.fleet.own(state, ticket.where)
+            self.fleet.own(state, ticket.where, ticket.ask.key)
 
     def finish(
         self, request: int, ok: bool, now: float, used_tokens: int = 0, usd: float = 0.0

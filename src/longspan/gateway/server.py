@@ -6,6 +6,7 @@ import random
 import ssl
 import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -55,6 +56,9 @@ class Link(Protocol):
     def moved(self, seen: dict[str, float]) -> None:
         """Content bytes came from these upstreams."""
 
+    def refused(self, counts: dict[tuple[int, str], int]) -> None:
+        """Requests that were refused before they were routed, by status and reason."""
+
     def over(self, request: int, entry: Entry) -> None:
         """It ended."""
 
@@ -74,6 +78,7 @@ class Gateway:
         self.clients: set[Downstream] = set()
         self.pools: dict[str, Pool] = {}
         self.moved: dict[str, float] = {}
+        self.refused: Counter[tuple[int, str]] = Counter()
         self.draining = False
         self._book = HeadBook()
         self._next_id = worker << ID_BITS
@@ -111,7 +116,8 @@ class Gateway:
 
     def connection(self) -> Downstream:
         """A protocol for a new client."""
-        return Downstream(self.guarded, self.config.max_body_bytes, self.clients, self.now, self._book)
+        limit = self.config.max_body_bytes
+        return Downstream(self.guarded, limit, self.clients, self.now, self._book, self.refused)
 
     def act(self, action: Action) -> None:
         """Carries out a decision of the brain's."""
@@ -142,6 +148,8 @@ class Gateway:
                     self.link.arrive(ask)
                     return client.handler
                 answer = admitted
+        if answer.code:
+            self.refused[answer.status, answer.code] += 1
         client.answer(answer.status, [*answer.headers, (b"x-request-id", request_id.encode())], answer.body)
         return None
 
@@ -170,6 +178,7 @@ class Gateway:
             time.time() - seconds, seconds, exchange.first_at - started if exchange.first_at and ask.stream else None,
             usage.get("prompt", 0), usage.get("completion", 0), usage.get("cached", 0),
             self.outgoing.price(exchange.target, usage) if exchange.outside else 0.0, exchange.reason, exchange.trace,
+            exchange.response,
         )  # fmt: skip
         self.link.over(ask.id, entry)
 
@@ -184,6 +193,9 @@ class Gateway:
             if self.moved:
                 seen, self.moved = self.moved, {}
                 self.link.moved(seen)
+            if self.refused:
+                self.link.refused(dict(self.refused))
+                self.refused.clear()
             for exchange in list(self.exchanges.values()):
                 exchange.sweep(now)
             if now > next_rest:

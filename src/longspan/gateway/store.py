@@ -28,20 +28,21 @@ SCHEMA = """
 create table if not exists requests (
   request_id text, key text, model text, target text, outside integer, outcome text, status integer, stream integer,
   started real, seconds real, ttft_seconds real, prompt_tokens integer, completion_tokens integer,
-  cached_tokens integer, usd real, reason text, trace text default '', held_seconds real, predicted_seconds real, attempts text, avoided_usd real default 0
+  cached_tokens integer, usd real, reason text, trace text default '', response text default '', held_seconds real, predicted_seconds real, attempts text, avoided_usd real default 0
 );
 create index if not exists requests_id on requests (request_id);
 create index if not exists requests_started on requests (started);
 create table if not exists keys (name text primary key, sha256 text unique, rule text, created real, revoked real);
 create table if not exists audit (at real, actor text, action text, subject text, detail text);
 """
-# Columns that ledgers of earlier versions lack.
-ADDED = {"avoided_usd": "real default 0", "trace": "text default ''"}
+# Columns that ledgers of earlier versions lack, and what needs them.
+ADDED = {"avoided_usd": "real default 0", "trace": "text default ''", "response": "text default ''"}
+INDEX = "create index if not exists requests_response on requests (started) where response != ''"
 COLUMNS = (
     "request_id, key, model, target, outside, outcome, status, stream, started, seconds, ttft_seconds, "
-    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, trace, held_seconds, predicted_seconds, attempts, avoided_usd"
+    "prompt_tokens, completion_tokens, cached_tokens, usd, reason, trace, response, held_seconds, predicted_seconds, attempts, avoided_usd"
 )
-INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 21)})"  # noqa: S608 - constants only
+INSERT = f"insert into requests ({COLUMNS}) values ({','.join('?' * 22)})"  # noqa: S608 - constants only
 GROUPS = ("key", "model", "target", "outcome")
 
 
@@ -66,6 +67,7 @@ class Store:
                 for name, kind in ADDED.items():
                     if name not in known:
                         db.execute(f"alter table requests add column {name} {kind}")
+                db.execute(INDEX)
             path.chmod(0o600)
         except (sqlite3.Error, OSError) as error:
             text = f"The ledger {path} cannot be opened: {error}."
@@ -255,6 +257,16 @@ def load_keys(path: Path) -> tuple[KeyRule, ...]:
     finally:
         db.close()
     return tuple(_rule(json.loads(text)) for (text,) in rules)
+
+
+def load_responses(path: Path, limit: int) -> list[tuple[str, str, str]]:
+    """The newest stored responses, oldest first: id, replica, key."""
+    db = _reader(path)
+    try:
+        sql = "select response, target, key from requests where response != '' order by started desc limit ?"
+        return [tuple(row) for row in reversed(db.execute(sql, (limit,)).fetchall())]
+    finally:
+        db.close()
 
 
 def _rule(values: dict[str, Any]) -> KeyRule:

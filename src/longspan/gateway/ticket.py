@@ -11,6 +11,7 @@ class Ask(NamedTuple):
     """A request as far as routing needs it. Token counts are estimates until the engine's usage is known.
 
     state: the id of a stored response that it continues, which lives in one replica.
+    claims: the id that it wants its own response to be stored under, where the client chose one.
     """
 
     id: int
@@ -24,6 +25,7 @@ class Ask(NamedTuple):
     session: int | None = None
     prefix: tuple[int, ...] = ()
     state: str = ""
+    claims: str = ""
 
 
 @dataclass(slots=True)

@@ -103,7 +103,7 @@ class Workers:
         elif kind == "log":
             self._log.write(rest[0], worker=number, **rest[1])
         else:
-            assert kind in ("content", "own", "failed", "broken", "slow", "moved")
+            assert kind in ("content", "own", "failed", "broken", "slow", "moved", "refused")
             getattr(self.brain, kind)(*rest)
 
     def _lost(self, number: int) -> None:

@@ -141,9 +141,7 @@ def ray_start(
         "--disable-usage-stats",
         "--block",
     )  # fmt: skip
-    # The head's autoscaler monitor has a port that no flag sets, in the ephemeral range (44217).
-    monitor = {"AUTOSCALER_METRIC_PORT": str(fixed.monitor)} if fixed and head else {}
-    env = {**ray_environment(token_file), **monitor, **node.env}
+    env = {**ray_environment(token_file), **node.env}
     if node.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
     return Process("ray", argv, env)
@@ -216,12 +214,13 @@ def launcher(
     front_env: Mapping[str, str],
     mark: Mapping[str, str],
     token_file: str | None,
+    epoch: int = 1,
 ) -> Process:
     """The process that holds the reservation, and with the Ray executor the engine's front end (see ray_driver)."""
     ranks = spec.rank_nodes()
     first = ranks[0]
     wanted = {
-        "name": f"longspan-{spec.name}-r0",
+        "name": f"longspan-{spec.name}-r0" + (f"-{epoch}" if epoch > 1 else ""),
         "ray_address": ray_address,
         "node_ip_address": first.address,
         "ray_timeout_seconds": 120,
@@ -247,7 +246,20 @@ def launcher(
         **first.env,
     }
     argv = (first.python, "-m", "longspan.launch.ray_driver")
-    return Process("launcher", argv, env, json.dumps(wanted))
+    return Process(process_name("launcher", epoch), argv, env, json.dumps(wanted))
+
+
+def process_name(what: str, epoch: int) -> str:
+    """Each start of the same thing has its own name, so that nothing late of an old one is taken for the new one's."""
+    return what if epoch == 1 else f"{what}.{epoch}"
+
+
+def named(process: str) -> tuple[str, int]:
+    """The inverse of `process_name`; the epoch is 0 where it is none of those."""
+    what, dot, epoch = process.partition(".")
+    if not dot:
+        return what, 1
+    return what, int(epoch) if epoch.isdecimal() else 0
 
 
 def _hook_environment(spec: DeploymentSpec) -> dict[str, str]:
@@ -267,6 +279,7 @@ def mp_rank(
     arguments: Sequence[str],
     gpu_ids: Sequence[int | str],
     env: Mapping[str, str],
+    epoch: int = 1,
 ) -> Process:
     """One node's part of the mp executor: the first serves, the others are headless followers."""
     nodes = spec.used_nodes()
@@ -287,4 +300,4 @@ def mp_rank(
             map(str, sorted(gpu_ids, key=lambda gpu: (str(type(gpu)), gpu)))
         )
     argv = (node.python, "-m", "longspan.launch.engine_main", *arguments, *rendezvous, *follower)
-    return Process("engine", argv, full_env)
+    return Process(process_name("engine", epoch), argv, full_env)

@@ -19,10 +19,21 @@ from longspan.launch.phases import EnginePhase, RankSeen, later, phase_seen, ran
 from longspan.launch.proof import Proof
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.verdict import Evidence
-from longspan.launch.words import KEY_FILE_VARIABLE, MARK_VARIABLE
+from longspan.launch.words import GROUP_VARIABLE, KEY_FILE_VARIABLE, MARK_VARIABLE
 
 GroupPhase = Literal["ray", "reservation", "engine", "gateway", "first token", "verified", "serving"]
 ENGINE_PROCESSES = frozenset({"launcher", "engine"})
+
+
+def call_id(what: str, node: str, epoch: int) -> str:
+    """The name of a call; late answers to an earlier group's are told by it."""
+    return f"{what}:{node}" + (f"#{epoch}" if epoch > 1 else "")
+
+
+def call_of(call: str) -> tuple[str, str]:
+    """What was asked, and of which node."""
+    what, _, rest = call.partition(":")
+    return what, rest.partition("#")[0]
 
 
 @dataclass(slots=True)
@@ -30,13 +41,14 @@ class Group:
     """The state of one group. Its methods return what to do; all of them are told the time first, by `now`.
 
     Attributes:
+        epoch: counts the groups of a deployment; each has ports, process names and calls of its own.
         digests: node -> its copy of the checkpoint, known before the group starts.
         waiting: calls and questions without an answer yet; any other answer is dropped.
         ports: of the head, where the engine listens and the ranks meet.
         bundles: addresses of the placement group's bundles, in rank order.
         ranks: rank -> what its own process said, then where its node's agent found it.
         rank_devices: node -> pid -> GPU UUIDs, as its agent answered.
-        references: node -> what one rank says there of the checkpoint.
+        references: node -> what one rank says there of the checkpoint; what an earlier group learned holds for later ones.
         asked_all: every node's copy is being compared, since the head's did not agree.
     """
 
@@ -48,6 +60,7 @@ class Group:
     digests: Mapping[str, CheckpointDigest | None]
     now: float
     gateway_up: bool = False
+    epoch: int = 1
     phase: GroupPhase = "ray"
     timeline: list[tuple[GroupPhase, float]] = field(default_factory=list)
     engine_phase: EnginePhase = "starting"
@@ -93,14 +106,21 @@ class Group:
         self.waiting.clear()
         return []
 
+    @property
+    def id(self) -> str:
+        """Stands in the environment of all its processes."""
+        return f"{self.mark}/{self.epoch}"
+
     def _call(self, node: str, what: str, arguments: dict[str, Any]) -> Call:
-        call = Call(f"{what}:{node}", node, what, arguments)
+        call = Call(call_id(what, node, self.epoch), node, what, arguments)
         self.waiting.add(call.call)
         return call
 
     def _ask(self, what: Literal["first_token", "evidence"]) -> Ask:
-        self.waiting.add(f"{what}:")
-        return Ask(f"{what}:", what)
+        """Of a later group the engine itself is asked: it gets traffic only once its answers were judged."""
+        call = call_id(what, "", self.epoch)
+        self.waiting.add(call)
+        return Ask(call, what, {"direct": True} if self.epoch > 1 else {})
 
     def awaited(self) -> str:
         """Whom the phase waits for, as a sentence with a blank before it; empty where it cannot be told."""
@@ -122,8 +142,9 @@ class Group:
             ray_address=self.ray_address,
             arguments=self._engine_arguments(),
             front_env=front_env,
-            mark={MARK_VARIABLE: self.mark},
+            mark={MARK_VARIABLE: self.mark, GROUP_VARIABLE: self.id},
             token_file=None if spec.ray_address else paths.ray_token,
+            epoch=self.epoch,
         )
         return [Start(self.head.name, launcher)]
 
@@ -193,7 +214,7 @@ class Group:
             process = commands.mp_rank(
                 self.spec, node, node_rank=node_rank, master_port=self.ports.rendezvous,
                 arguments=self._engine_arguments(), gpu_ids=[gpu for ids in held for gpu in ids],
-                env={KEY_FILE_VARIABLE: self.paths.engine_key},
+                env={KEY_FILE_VARIABLE: self.paths.engine_key, GROUP_VARIABLE: self.id}, epoch=self.epoch,
             )  # fmt: skip
             actions.append(Start(node.name, process))
         return actions
@@ -262,7 +283,7 @@ class Group:
         found = {rank: seen.address for rank, seen in sorted(self.ranks.items())}
         if self.spec.world_size > 1 and found != wanted:
             return self._fail("launch", f"The engine's ranks run on {found}, the plan says {wanted}.")
-        return [SetGateway("ready"), *self._first_token_asked()]
+        return [*([SetGateway("ready")] if self.epoch == 1 else []), *self._first_token_asked()]
 
     def gateway_listens(self, now: float) -> list[Action]:
         """The gateway can be asked from now on."""
@@ -281,7 +302,7 @@ class Group:
         """The answer to one of `waiting`."""
         self.now = now
         self.waiting.discard(call)
-        what, _, node = call.partition(":")
+        what, node = call_of(call)
         if error:
             return self._call_failed(what, node, error)
         match what:
@@ -292,7 +313,8 @@ class Group:
             case "first_token":
                 self.first_token = value
                 self._enter("verified")
-                return [self._ask("evidence"), self._reference(self.head)]
+                known = self.head.name in self.references
+                return [self._ask("evidence"), *([] if known else [self._reference(self.head)])]
             case "reference":
                 self.references[node] = value
             case "evidence":
@@ -342,4 +364,4 @@ class Group:
             remedy = next((finding.remedy for finding in found.findings if finding.remedy), "")
             return self._fail("proof", " ".join(texts), remedy)
         self._enter("serving")
-        return []
+        return [SetGateway("ready")] if self.epoch > 1 else []

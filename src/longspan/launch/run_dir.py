@@ -1,5 +1,6 @@
 """The files and ports of one start of a deployment; the files lie in a short-lived directory, the same on every node."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,10 +32,10 @@ class Paths:
         """The directory with ray_non_carry_over_env_vars.json."""
         return f"{self.run_dir}/vllm"
 
-    @property
-    def ray_temp(self) -> str:
-        """Below it one directory a node. Short, because Ray puts sockets there, whose paths have 107 characters at most."""
-        return f"{self.run_dir}/ray"
+    def ray_dir(self, node: str) -> str:
+        """Ray's temporary directory of one node. Short whatever the node is called: Ray puts sockets there, whose paths have
+        107 bytes at most, 64 of which it needs itself."""
+        return f"{self.run_dir}/ray/{hashlib.sha256(node.encode()).hexdigest()[:6]}"
 
 
 class Ports(NamedTuple):

@@ -29,6 +29,7 @@ RECEIVE = (
 )
 # Arguments: the suffix, then the files.
 REMOVE = 's=$1; shift; for f in "$@"; do rm -f -- "$f" "$f$s"; done'
+REMOVE_DIRECTORY = 'rm -rf -- "$1"'  # argument: the directory
 # Takes a secret on standard input. Arguments: the file.
 WRITE_PRIVATE = (
     f'{_HOME} umask 077 && mkdir -p -- "$(dirname -- "$d")" && cat >"$d.new" && mv -f -- "$d.new" "$d"'

@@ -5,7 +5,8 @@ replayed. The controller's loop feeds it and does what it says; a test feeds it 
 gateway; from the reservation to the proof the engine's `Group` is at work inside it.
 
     agents -> checkpoint -> ray -> reservation -> engine -> gateway -> first token -> verified -> serving
-                                       any failure or "down" -> stopping -> gone
+                             ^---------------------------- fencing <---- the engine fails once it has served
+                                       any other failure or "down" -> stopping -> gone
 """
 
 import json
@@ -18,7 +19,7 @@ from longspan.finding import Finding
 from longspan.launch import commands
 from longspan.launch.actions import Action, Call, SetGateway, Start, StartAgents
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
-from longspan.launch.commands import Process
+from longspan.launch.commands import Process, named
 from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
@@ -32,6 +33,7 @@ from longspan.launch.events import (
     Tick,
 )
 from longspan.launch.failure import Failure, FailureKind, cause
+from longspan.launch.fence import CONVICTION_SECONDS, MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
 from longspan.launch.group import ENGINE_PROCESSES, Group
 from longspan.launch.phases import said, strip_colour
 from longspan.launch.requirements import unfit
@@ -42,7 +44,7 @@ from longspan.launch.words import EVENT_MARK
 PHASES = ("agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified")
 Phase = Literal[
     "agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified",
-    "serving", "failed", "stopping", "gone",
+    "serving", "fencing", "failed", "stopping", "gone",
 ]  # fmt: skip
 
 # How long a phase may show no sign of life. The engine's is long: weights of hundreds of GiB load in silence, and
@@ -52,7 +54,10 @@ QUIET_SECONDS: dict[str, float] = {
     "first token": 300, "verified": 1800,
 }  # fmt: skip
 # Phases whose processes may still live when something fails: what they wait for is taken down before they are ended.
-LIVE_PHASES = frozenset({"ray", "reservation", "engine", "gateway", "first token", "verified", "serving"})
+GROUP_PHASES = ("ray", "reservation", "engine", "gateway", "first token", "verified", "serving")
+LIVE_PHASES = frozenset(GROUP_PHASES)
+# The gateway is ended by nothing of ours while it serves; one that ends again and again cannot run here.
+MAX_GATEWAYS = 5
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
 SILENT_SECONDS = 40.0
 MAX_TOLD = 10_000
@@ -79,6 +84,9 @@ class Steps:
         suspicions: node or "engine" -> what speaks against it. Suspicion only moves traffic.
         told: what the logs have said so far, without the time at which they said it.
         followed: how much of the group's timeline has been taken over.
+        restarts: when the engine was fenced once it had served, and why; `tries`: those since it last settled.
+        fence: the end of the last group, until the next one starts. gateways: how many were started.
+        distrusted_at: since when the engine is suspected.
     """
 
     spec: DeploymentSpec
@@ -101,6 +109,12 @@ class Steps:
     ray_address: str = ""
     group: Group | None = None
     followed: int = 0
+    served: bool = False
+    restarts: list[tuple[float, str]] = field(default_factory=list)
+    tries: int = 0
+    fence: Fence | None = None
+    gateways: int = 1
+    distrusted_at: float | None = None
     gateway_address: str = ""
     gateway_up: bool = False
     suspicions: dict[str, str] = field(default_factory=dict)
@@ -185,13 +199,15 @@ class Steps:
         for phase, at in group.timeline[self.followed :]:
             self.ended[self.phase] = self.started[phase] = self.last_sign = at
             self.phase = phase
-            if phase == "serving" and self.suspicions:
-                actions = [*actions, self._traffic()]
+            if phase == "serving":
+                self.served = True
+                actions = [*actions, self._traffic()] if self.suspicions else actions
         self.followed = len(group.timeline)
         self.findings += group.findings
         group.findings.clear()
         if group.failure:
-            return [*actions, *self.fail(group.failure.kind, group.failure.what, group.failure.remedy)]
+            failed = group.failure
+            return [*actions, *self._engine_failed(failed.kind, failed.what, failed.remedy)]
         return actions
 
     def fail(self, kind: FailureKind, what: str, remedy: str = "") -> list[Action]:
@@ -200,6 +216,60 @@ class Steps:
             self.failure = Failure(kind, self.phase, what, remedy)
         return self._stop(collect=kind != "proof")  # the ranks of a deployment that answers hang nowhere
 
+    # ---- an engine that fails once it has served
+    def _engine_failed(self, kind: FailureKind, what: str, remedy: str = "") -> list[Action]:
+        """Fences the group and lets a next one start; fails where it never served, or was tried often enough."""
+        group = self.group
+        if group is None or not self.served or kind == "proof":
+            return self.fail(kind, what, remedy)
+        if self.phase == "serving" and self.now - self.started["serving"] >= SETTLED_SECONDS:
+            self.tries = 0
+        if self.tries >= MAX_RESTARTS:
+            return self.fail(kind, f"{what} It had been restarted {self.tries} times before.", remedy)
+        pause = PAUSE_SECONDS[self.tries]
+        self.tries += 1
+        self.restarts.append((self.now, what))
+        for phase in GROUP_PHASES:
+            self.started.pop(phase, None)
+            self.ended.pop(phase, None)
+        self._enter("fencing")
+        group.waiting.clear()
+        self.suspicions.pop("engine", None)
+        self.distrusted_at = None
+        self.fence = Fence(
+            self.nodes, self.mark, group.id, group.epoch + 1, bool(self.spec.ray_address), self.now,
+            self.now + pause, len(Ports._fields),
+        )  # fmt: skip
+        out = SetGateway("out", f"the engine is being restarted: {what}")
+        return [out, *self.fence.begin(self._collect(f"#{group.epoch + 1}"))]
+
+    def _fenced(self, actions: list[Action]) -> list[Action]:
+        """What follows from the fence's news: the next group, or the end."""
+        fence, old = self.fence, self.group
+        assert fence is not None
+        assert old is not None
+        if fence.broken:
+            what = f"The engine cannot be restarted: {fence.broken}."
+            return [
+                *actions,
+                *self.fail("host", what, "Its GPUs may still be in use: look at that host first."),
+            ]
+        if fence.step != "done":
+            return actions
+        self.fence = None
+        self.ports[self.head.name] = Ports(*fence.ports)
+        self.group = self._new_group(fence.epoch)
+        self.group.references = dict(old.references)
+        self.followed = 0
+        self._enter("ray")
+        return [*actions, *self.group.start()]
+
+    def _new_group(self, epoch: int) -> Group:
+        return Group(
+            self.spec, self.paths, self.mark, self.ray_address, self.ports[self.head.name], self.digests, self.now,
+            gateway_up=self.gateway_up, epoch=epoch,
+        )  # fmt: skip
+
     def _stop(self, *, collect: bool = False) -> list[Action]:
         """Takes everything down; with `collect` after the nodes have given what explains a silence."""
         if self.phase in {"stopping", "gone"}:
@@ -207,6 +277,7 @@ class Steps:
         self.stopped_in = self.phase
         self._enter("stopping")
         self.waiting.clear()
+        self.fence = None
         if self.group:
             self.group.waiting.clear()
         # An agent that is being started is waited for: nobody else would end it before its lease.
@@ -224,7 +295,7 @@ class Steps:
         self._end_if_done()
         return actions
 
-    def _collect(self) -> list[Call]:
+    def _collect(self, suffix: str = "") -> list[Call]:
         """Asks every node for the stacks, sockets and counters of what still runs there."""
         ranks = self.group.ranks if self.group else {}
         calls = []
@@ -235,7 +306,7 @@ class Steps:
                     "name": node.name, "mark": self.mark, "joined": bool(self.spec.ray_address), "pids": pids,
                     "tp": self.spec.tp, "age_seconds": self.now - self.started["agents"],
                 }  # fmt: skip
-                calls.append(Call(f"collect:{node.name}", node.name, "collect", arguments))
+                calls.append(Call(f"collect:{node.name}{suffix}", node.name, "collect", arguments))
         return calls
 
     def _end_if_done(self) -> None:
@@ -281,10 +352,16 @@ class Steps:
     def _suspected(self, event: Suspected) -> list[Action]:
         """Takes the replica out of traffic while anything speaks against it, and back once nothing does."""
         before = bool(self.suspicions)
+        if event.subject == "engine" and self.phase != "serving":
+            return []  # of a group that is being ended or started
         if event.reason:
             self.suspicions[event.subject] = event.reason
         else:
             self.suspicions.pop(event.subject, None)
+        if "engine" not in self.suspicions:
+            self.distrusted_at = None
+        elif self.distrusted_at is None:
+            self.distrusted_at = self.now
         changed = before or bool(self.suspicions)
         return [self._traffic()] if self.phase == "serving" and changed else []
 
@@ -303,6 +380,8 @@ class Steps:
     def _answered(self, event: Answered) -> list[Action]:
         if self.group and event.call in self.group.waiting:
             return self._follow(self.group.answered(event.call, event.value, event.error, self.now))
+        if self.fence and event.call in self.fence.waiting:
+            return self._fenced(self.fence.answered(event.call, event.value, event.error, self.now))
         if event.call not in self.waiting:
             return []  # a second answer, or one to a question of another time
         self.waiting.discard(event.call)
@@ -367,31 +446,54 @@ class Steps:
             commands.ray_start(
                 node, head=head, head_address=first.address, port=port,
                 own_ports=(self.ports[node.name].ray_client, self.ports[node.name].ray_agent),
-                temp_dir=f"{self.paths.ray_temp}/{node.name}", token_file=self.paths.ray_token, fixed=fixed,
+                temp_dir=self.paths.ray_dir(node.name), token_file=self.paths.ray_token, fixed=fixed,
             ),
         )  # fmt: skip
 
     # ---- process events
     def _exited(self, event: Exited) -> list[Action]:
+        process, epoch = named(event.process)
+        if self._is_past(process, epoch) or (process in ENGINE_PROCESSES and self.fence):
+            return []  # it was ended, or will be
+        if process == "gateway" and self.served and self.gateways < MAX_GATEWAYS:
+            return self._restart_gateway()
         tail = self.tails.get(f"{event.node}/{event.process}", [])
         last = next((line for line in reversed(tail) if line.strip()), "")
         if self.phase == "serving":
-            return self.fail(
+            failed = self._engine_failed if process in ENGINE_PROCESSES else self.fail
+            return failed(
                 "launch",
                 f"{event.process} on {event.node} ended with status {event.code} while serving. Its last line: {last}",
                 "The logs stand in the state directory that `longspan status` names.",
             )
         kind: FailureKind = "launch"
-        if event.process == "ray":
+        if process == "ray":
             kind = "ray"
-        elif event.process == "gateway" and event.code == 14:
+        elif process == "gateway" and event.code == 14:
             kind = "port"
-        return self.fail(
+        failed = self._engine_failed if process in ENGINE_PROCESSES else self.fail
+        return failed(
             kind,
             f"{event.process} on {event.node} ended with status {event.code} in phase {self.phase}. {cause(tail)}",
         )
 
+    def _is_past(self, process: str, epoch: int) -> bool:
+        """Whether an engine's process is of an earlier group, or of none."""
+        return process in ENGINE_PROCESSES and epoch != (self.group.epoch if self.group else 1)
+
+    def _restart_gateway(self) -> list[Action]:
+        """On the address that clients know; the engine does not notice."""
+        self.gateways += 1
+        self.gateway_up = False
+        return [Start(FRONT, self._gateway())]
+
+    def _gateway(self) -> Process:
+        argv = (self.python, "-m", "longspan.gateway", "--config", self.paths.gateway_config)
+        return Process(commands.process_name("gateway", self.gateways), argv)
+
     def _lines(self, event: Lines) -> list[Action]:
+        if self._is_past(*named(event.process)):
+            return []
         tail = self.tails.setdefault(f"{event.node}/{event.process}", [])
         tail += event.lines
         del tail[:-400]
@@ -414,7 +516,7 @@ class Steps:
     def _something_new(self, event: Lines) -> bool:
         """Whether a log says anything that it has not said before. What waits for ever also writes: vLLM once a minute
         that no message has come (shm_broadcast.py), the gateway whatever its clients ask meanwhile."""
-        if event.process == "gateway":
+        if named(event.process)[0] == "gateway":
             return False
         texts = {said(line) for line in event.lines} - self.told
         if len(self.told) > MAX_TOLD:
@@ -423,6 +525,7 @@ class Steps:
         return bool(texts)
 
     def _line(self, node: str, process: str, line: str) -> list[Action]:
+        process, _ = named(process)
         if process == "ray":
             return self._ray_line(node, line)
         try:
@@ -450,21 +553,9 @@ class Steps:
 
     def _ray_ready(self) -> list[Action]:
         """The head answers: the engine's group begins, and the gateway starts beside it."""
-        self.group = Group(
-            self.spec,
-            self.paths,
-            self.mark,
-            self.ray_address,
-            self.ports[self.head.name],
-            self.digests,
-            self.now,
-            gateway_up=self.gateway_up,
-        )
-        gateway = Process(
-            "gateway",
-            (self.python, "-m", "longspan.gateway", "--config", self.paths.gateway_config),
-        )
-        return [SetGateway("out", "the engine is starting"), Start(FRONT, gateway), *self.group.start()]
+        self.group = self._new_group(1)
+        gateway = Start(FRONT, self._gateway())
+        return [SetGateway("out", "the engine is starting"), gateway, *self.group.start()]
 
     def _gateway_line(self, line: str) -> list[Action]:
         if line.startswith('{"event"'):
@@ -472,19 +563,32 @@ class Steps:
             if event.get("event") == "listening":
                 self.gateway_up = True
                 self.gateway_address = event["address"]
-                if self.group:
+                if self.group and not self.fence:
                     return self._follow(self.group.gateway_listens(self.now))
         return []
 
     # ---- time
     def _tick(self, _: Tick) -> list[Action]:
+        if self.fence:
+            return self._fenced(self.fence.tick(self.now))
+        if self._is_convicted():
+            return self._engine_failed(
+                "launch", f"The engine was out of traffic for too long: {self.suspicions['engine']}."
+            )
         limit = QUIET_SECONDS.get(self.phase)
         if limit is None or self.now - self.last_sign < limit:
             return []
         where = self.group.engine_phase if self.group and self.phase == "engine" else self.phase
-        return self.fail(
+        return self._engine_failed(
             "launch", f"No sign of progress for {limit:.0f} s in phase {where}.{self._awaited()}"
         )
+
+    def _is_convicted(self) -> bool:
+        """Suspected for so long that it is worth a load of the model. While a node is silent nothing can be ended there:
+        it comes back, or its lease ends."""
+        if self.phase != "serving" or self.distrusted_at is None or set(self.suspicions) != {"engine"}:
+            return False
+        return self.now - self.distrusted_at >= CONVICTION_SECONDS
 
     def _awaited(self) -> str:
         """Whom the phase waits for, as a sentence with a blank before it; empty where it cannot be told."""

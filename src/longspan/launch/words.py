@@ -8,5 +8,7 @@ KEY_FILE_VARIABLE = "LONGSPAN_ENGINE_KEY_FILE"
 NODE_ENV_VARIABLE = "LONGSPAN_NODE_ENV"
 # Stands in the environment of every process of one start of a deployment; agents know their own by it.
 MARK_VARIABLE = "LONGSPAN_MARK"
+# Of one group of that start: a rank that is ended and started again has another.
+GROUP_VARIABLE = "LONGSPAN_GROUP"
 # The same for the start's agents, which are not among the processes that they end.
 AGENT_VARIABLE = "LONGSPAN_AGENT_OF"

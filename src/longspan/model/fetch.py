@@ -178,6 +178,12 @@ def builtin_source(name: str) -> str:
     return str(_builtin()[name]["source"])
 
 
+def builtin_config(name: str) -> dict[str, Any] | None:
+    """The config.json of a model of the built-in list, whatever the case of its id, or None."""
+    found = {known.lower(): entry["config"] for known, entry in _builtin().items()}
+    return found.get(name.lower())
+
+
 def load_builtin(name: str) -> ModelFacts | None:
     """A model of the built-in list by its Hugging Face id, whatever its case, or None."""
     wanted = name.lower()

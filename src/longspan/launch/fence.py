@@ -1,0 +1,111 @@
+"""Ending one engine group that has served, so that the next one finds its GPUs free: pure.
+
+First what explains the failure is collected, then each node ends the group's processes and gives their memory back, then
+a pause that grows with each try. Nothing of the next group is started before every node has confirmed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from longspan.deployment import NodeSpec
+from longspan.launch.actions import Action, Call
+from longspan.launch.group import call_id, call_of
+
+# An engine of 700 GB takes minutes to come up: who fails three times in a row will fail a fourth time.
+MAX_RESTARTS = 3
+PAUSE_SECONDS = (1.0, 10.0, 30.0)
+# A group that served for so long starts with a clean record.
+SETTLED_SECONDS = 600.0
+# Suspicion moves traffic at once; only one that lasts costs a load of the model. A blip of 3 s must not.
+CONVICTION_SECONDS = 15.0
+COLLECT_SECONDS = 15.0
+# A large engine needs some for its end, and the driver up to 30 s more for the memory.
+END_SECONDS = 90.0
+PORTS_SECONDS = 30.0
+
+Step = Literal["collecting", "ending", "pausing", "ports", "done"]
+
+
+@dataclass(slots=True)
+class Fence:
+    """One group's end. Over once `step` is "done"; `broken` says why it cannot be.
+
+    Attributes:
+        nodes: those that hold its ranks; the first one's new ports are asked for.
+        group: what its processes carry in their environment.
+        epoch: of the group to come; its calls are told by it.
+        since: when the step began; `pause_until`: before that nothing is started.
+        waiting: calls without an answer yet.
+        ports: the new ones.
+    """
+
+    nodes: tuple[NodeSpec, ...]
+    mark: str
+    group: str
+    epoch: int
+    joined: bool
+    since: float
+    pause_until: float
+    port_count: int
+    step: Step = "collecting"
+    waiting: set[str] = field(default_factory=set)
+    ports: list[int] = field(default_factory=list)
+    broken: str = ""
+
+    def begin(self, evidence: Sequence[Call]) -> list[Action]:
+        """Asks for the evidence; where there is none to ask for, ends the group at once."""
+        self.waiting = {call.call for call in evidence}
+        return [*evidence] or self._end(self.since)
+
+    def _call(self, node: NodeSpec, what: str, arguments: dict[str, Any]) -> Call:
+        call = Call(call_id(what, node.name, self.epoch), node.name, what, arguments)
+        self.waiting.add(call.call)
+        return call
+
+    def _end(self, now: float) -> list[Action]:
+        self.step, self.since = "ending", now
+        self.waiting.clear()
+        arguments = {"group": self.group, "mark": self.mark, "joined": self.joined}
+        return [self._call(node, "end_group", arguments) for node in self.nodes]
+
+    def answered(self, call: str, value: Any, error: str, now: float) -> list[Action]:
+        """The answer to one of `waiting`."""
+        self.waiting.discard(call)
+        what, node = call_of(call)
+        match what:
+            case "collect" if not self.waiting:
+                return self._end(now)
+            case "end_group":
+                self._ended(node, value, error)
+                if not self.waiting:
+                    self.step, self.since = "pausing", now
+                    return self.tick(now)
+            case "ports" if error:
+                self.broken = f"{node} has no ports for the next start: {error}"
+            case "ports":
+                self.ports, self.step = [int(port) for port in value], "done"
+        return []
+
+    def _ended(self, node: str, value: Any, error: str) -> None:
+        left = (value or {}).get("left", [])
+        if error:
+            self.broken = f"{node} could not end what was left of the engine: {error}"
+        elif left:
+            pids = ", ".join(map(str, left))
+            self.broken = f"pid {pids} on {node} does not end, even on SIGKILL, or keeps its GPU memory"
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passed."""
+        waited = now - self.since
+        if self.step == "collecting" and waited > COLLECT_SECONDS:
+            return self._end(now)
+        if self.step == "pausing" and now >= self.pause_until and not self.broken:
+            self.step, self.since = "ports", now
+            head = self.nodes[0]
+            return [self._call(head, "ports", {"address": head.address, "count": self.port_count})]
+        limit = {"ending": END_SECONDS, "ports": PORTS_SECONDS}.get(self.step)
+        if limit is not None and waited > limit:
+            silent = ", ".join(sorted({call_of(call)[1] for call in self.waiting}))
+            self.broken = f"{silent} did not answer within {limit:.0f} s"
+        return []

@@ -1,0 +1,222 @@
+"""An engine that fails once it has served: fenced on every node, then started again with names and ports of its own."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from driving import Drive, checked_drives, evidence, launcher_line, take_down
+
+from longspan.launch.actions import Ask, Call, SetGateway, Start
+from longspan.launch.events import AgentSilent, DownAsked, Exited, Lines, Suspected, Tick
+from longspan.launch.fence import CONVICTION_SECONDS, END_SECONDS, MAX_RESTARTS, SETTLED_SECONDS
+from longspan.launch.steps import FRONT, MAX_GATEWAYS
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Drive]]:
+    """Machines whose invariants are checked when the test is over."""
+    with checked_drives() as make:
+        yield make
+
+
+def serving(start: Callable[..., Drive], **changes: Any) -> Drive:
+    """One that serves."""
+    drive = start(**changes)
+    drive.until("proof")
+    assert drive.machine.phase == "serving"
+    return drive
+
+
+def fenced(drive: Drive) -> list[Any]:
+    """Evidence comes, every node ends the group, new ports are found; returns what starts then."""
+    epoch = drive.machine.fence.epoch
+    names = [node.name for node in drive.machine.nodes]
+    for name in names:
+        drive.answer(f"collect:{name}#{epoch}", {})
+    for name in names:
+        drive.answer(f"end_group:{name}#{epoch}", {"left": []})
+    while drive.machine.fence.step == "pausing":
+        drive.do(Tick())
+    return drive.answer(f"ports:{names[0]}#{epoch}", [8000 + 10 * epoch + i for i in range(5)])
+
+
+def comes_up(drive: Drive) -> list[Any]:
+    """The next group of the Ray executor goes its way; returns the last actions."""
+    epoch = drive.machine.group.epoch
+    launcher, size = f"launcher.{epoch}", drive.machine.spec.world_size
+    bundles = [node.address for node in drive.machine.spec.rank_nodes()]
+    drive.say("a", launcher, launcher_line("gpus", have=size, want=size, nodes=[]))
+    drive.say("a", launcher, launcher_line("reserved", placement_group=f"pg{epoch}", bundles=bundles))
+    pids = [200 + 10 * epoch, 201 + 10 * epoch]
+    ranks = [{"rank": r, "pid": pids[r], "address": bundles[r]} for r in (0, 1)]
+    drive.say("a", launcher, launcher_line("ranks", ranks=ranks))
+    drive.say("a", launcher, "INFO:     Application startup complete.")
+    drive.answer(f"ranks:a#{epoch}", {str(pids[0]): []})
+    (asked,) = drive.answer(f"ranks:b#{epoch}", {str(pids[1]): []})
+    assert asked == Ask(f"first_token:#{epoch}", "first_token", {"direct": True})
+    (asked,) = drive.answer(f"first_token:#{epoch}", {"detail": "' Paris'"})
+    assert asked == Ask(f"evidence:#{epoch}", "evidence", {"direct": True})
+    return drive.answer(f"evidence:#{epoch}", evidence())
+
+
+def test_the_whole_way_back(start: Callable[..., Drive]) -> None:
+    """Traffic goes first, then evidence is collected, then every node ends the group, then the next one starts with other
+    names and ports, and gets traffic only once its proof is there; what the first one's references said is not asked again."""
+    drive = serving(start)
+    actions = drive.do(Exited("a", "launcher", 1))
+    assert isinstance(actions[0], SetGateway)
+    assert actions[0].state == "out"
+    assert [(a.node, a.what) for a in actions[1:] if isinstance(a, Call)] == [
+        ("a", "collect"),
+        ("b", "collect"),
+    ]
+    assert drive.answer("collect:b#2", error="py-spy is missing") == []
+    ends = drive.answer("collect:a#2", {})
+    assert {(a.node, a.what, a.arguments["group"]) for a in ends if isinstance(a, Call)} == {
+        ("a", "end_group", "default-m/1"), ("b", "end_group", "default-m/1"),
+    }  # fmt: skip
+    assert drive.answer("end_group:a#2", {"left": []}) == []
+    (ports,) = drive.answer("end_group:b#2", {"left": []})  # the pause after a first failure is over by then
+    assert (ports.node, ports.what) == ("a", "ports")
+    (started,) = drive.answer("ports:a#2", [8000, 8001, 8002, 8003, 8004])
+    assert isinstance(started, Start)
+    assert started.process.name == "launcher.2"
+    assert '"LONGSPAN_GROUP": "default-m/2"' in started.process.stdin
+    assert '"8001"' in started.process.stdin
+    assert comes_up(drive) == [SetGateway("ready")]
+    assert drive.machine.phase == "serving"
+    assert [reason for _, reason in drive.machine.restarts] == [
+        "launcher on a ended with status 1 while serving. Its last line: INFO:     Application startup complete."
+    ]
+    take_down(drive)
+
+
+def test_what_an_old_group_says_late_changes_nothing(start: Callable[..., Drive]) -> None:
+    """Lines, ends and answers of the first group are not taken for the second one's."""
+    drive = serving(start)
+    drive.do(Exited("a", "launcher", 1))
+    assert drive.do(Exited("a", "launcher", 1)) == []  # while it is being fenced
+    fenced(drive)
+    before = drive.machine.phase
+    assert drive.say("a", "launcher", launcher_line("gpus", have=2, want=2, nodes=[])) == []
+    assert drive.do(Exited("a", "launcher", -9)) == []
+    assert drive.answer("ranks:a", {"100": []}) == []
+    assert drive.machine.phase == before == "ray"
+    comes_up(drive)
+    assert drive.do(Exited("b", "engine", 1)) == []
+    assert drive.machine.phase == "serving"
+
+
+def test_mp_starts_all_its_ranks_again(start: Callable[..., Drive]) -> None:
+    """Followers and head start under new names, with a rendezvous of their own."""
+    drive = serving(start, executor="mp")
+    drive.do(Exited("b", "engine", 1))
+    fenced(drive)
+    bundles = [node.address for node in drive.machine.spec.rank_nodes()]
+    drive.say("a", "launcher.2", launcher_line("reserved", placement_group="pg", bundles=bundles))
+    holders = [{"gpu_ids": [i]} for i in range(2)]
+    first, second = drive.say("a", "launcher.2", launcher_line("holders", holders=holders))
+    assert (first.process.name, second.process.name) == ("engine.2", "engine.2")
+    assert first.process.env["LONGSPAN_GROUP"] == "default-m/2"
+    assert first.process.argv[first.process.argv.index("--master-port") + 1] == "8024"
+
+
+def test_suspicion_that_lasts_is_conviction(start: Callable[..., Drive]) -> None:
+    """A blip costs nothing; after 15 s the engine is restarted, unless a node is silent: there nothing can be ended."""
+    drive = serving(start)
+    drive.do(Suspected("engine", "nothing has moved"))
+    drive.do(Tick(), CONVICTION_SECONDS - 3)
+    drive.do(Suspected("engine", ""))
+    drive.do(Tick(), CONVICTION_SECONDS)
+    assert drive.machine.phase == "serving"
+    drive.do(Suspected("b", "b has not answered for 3 s"))
+    drive.do(Suspected("engine", "nothing has moved"))
+    drive.do(Tick(), CONVICTION_SECONDS + 1)
+    assert drive.machine.phase == "serving"
+    drive.do(Suspected("b", ""))
+    actions = drive.do(Tick())
+    assert drive.machine.phase == "fencing"
+    assert {a.what for a in actions if isinstance(a, Call)} == {"collect"}
+    assert drive.do(Suspected("engine", "of the old one")) == []
+    fenced(drive)
+    assert comes_up(drive) == [SetGateway("ready")]
+
+
+def test_it_gives_up_after_a_few_tries(start: Callable[..., Drive]) -> None:
+    """Three restarts without a settled service between; the fourth failure ends it, with all it has been through."""
+    drive = serving(start)
+    for number in range(MAX_RESTARTS):
+        process = "launcher" if number == 0 else f"launcher.{number + 1}"
+        drive.do(Exited("a", process, 1))
+        assert drive.machine.phase == "fencing"
+        fenced(drive)
+    drive.do(Exited("a", f"launcher.{MAX_RESTARTS + 1}", 1))
+    assert drive.machine.failure is not None
+    assert f"restarted {MAX_RESTARTS} times before" in drive.machine.failure.what
+    drive.stop_answers()
+    assert drive.machine.phase == "gone"
+
+
+def test_a_settled_service_starts_with_a_clean_record(start: Callable[..., Drive]) -> None:
+    """Failures that lie ten minutes of service apart never add up."""
+    drive = serving(start)
+    for number in range(MAX_RESTARTS + 2):
+        drive.do(Tick(), SETTLED_SECONDS)
+        process = "launcher" if number == 0 else f"launcher.{number + 1}"
+        drive.do(Exited("a", process, 1))
+        fenced(drive)
+        comes_up(drive)
+        assert drive.machine.phase == "serving"
+
+
+@pytest.mark.parametrize("answer", [{"left": [77]}, None])
+def test_what_does_not_end_is_not_started_over(
+    start: Callable[..., Drive], answer: dict[str, Any] | None
+) -> None:
+    """A rank that lives on, or a node that does not say: two groups on one GPU must never be."""
+    drive = serving(start)
+    drive.do(Exited("a", "launcher", 1))
+    for name in ("a", "b"):
+        drive.answer(f"collect:{name}#2", {})
+    drive.answer("end_group:a#2", {"left": []})
+    if answer:
+        drive.answer("end_group:b#2", answer)
+    drive.do(Tick(), END_SECONDS + 1)
+    assert drive.machine.failure is not None
+    assert "b " in drive.machine.failure.what or " b" in drive.machine.failure.what
+    assert not [name for _, name in drive.started() if name == "launcher.2"]
+
+
+def test_a_node_that_is_lost_while_the_group_is_fenced(start: Callable[..., Drive]) -> None:
+    """Its agent's silence ends the deployment as before: nobody else could start there."""
+    drive = serving(start)
+    drive.do(Exited("a", "launcher", 1))
+    drive.do(AgentSilent("b", 50))
+    assert drive.machine.phase == "stopping"
+    drive.stop_answers()
+
+
+def test_down_while_it_is_fenced(start: Callable[..., Drive]) -> None:
+    """Down ends everything at once; late answers of the fence start nothing."""
+    drive = serving(start)
+    drive.do(Exited("a", "launcher", 1))
+    drive.do(DownAsked())
+    assert drive.answer("collect:a#2", {}) == []
+    drive.stop_answers()
+    assert drive.machine.phase == "gone"
+
+
+def test_a_gateway_that_ends_is_started_again(start: Callable[..., Drive]) -> None:
+    """The engine goes on; a gateway that ends again and again ends the deployment."""
+    drive = serving(start)
+    for number in range(2, MAX_GATEWAYS + 1):
+        process = "gateway" if number == 2 else f"gateway.{number - 1}"
+        (started,) = drive.do(Exited(FRONT, process, -9))
+        assert isinstance(started, Start)
+        assert (started.node, started.process.name) == (FRONT, f"gateway.{number}")
+        drive.do(Lines(FRONT, f"gateway.{number}", ('{"event": "listening", "address": "127.0.0.1:8000"}',)))
+        assert drive.machine.gateway_up
+        assert drive.machine.phase == "serving"
+    drive.do(Exited(FRONT, f"gateway.{MAX_GATEWAYS}", -9))
+    assert drive.machine.failure is not None
+    drive.stop_answers()
