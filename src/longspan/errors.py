@@ -212,6 +212,24 @@ class UnsoundRunError(LongspanError):
     exit_code = 92
 
 
+class WorseError(LongspanError):
+    """`longspan bench compare`: B is worse than A."""
+
+    exit_code = 93
+
+
+class UndecidedError(LongspanError):
+    """`longspan bench compare`: it cannot be told which of the two is better, and the answer says how much longer to run."""
+
+    exit_code = 94
+
+
+class ConditionsError(LongspanError):
+    """Two measurements were made under conditions that differ, so a comparison would mean nothing."""
+
+    exit_code = 95
+
+
 class MonitorConfigError(LongspanError):
     """The file of objectives and alarm levels (`alarms.toml`), or that of the webhook's address, cannot be used."""
 

@@ -98,7 +98,9 @@ class Arm:
         lists = [block.latencies.get(metric.quantity, ()) for block in blocks]
         values = sorted(value for one in lists for value in one)
         step = max(len(values) / CANDIDATES, 1.0)
-        chosen = sorted({min(int((i + 1) * step) - 1, len(values) - 1) for i in range(ceil(len(values) / step))})
+        chosen = sorted(
+            {min(int((i + 1) * step) - 1, len(values) - 1) for i in range(ceil(len(values) / step))}
+        )
         self._values = [values[i] for i in chosen]
         self._ranks = [[bisect_right(one, value) for value in self._values] for one in lists]
         self._sizes = [len(one) for one in lists]

@@ -111,7 +111,7 @@ def deciding(quantities: Sequence[Block]) -> tuple[str, ...]:
     """
     has = {name for block in quantities for name, values in block.latencies.items() if values}
     found = [f"{name}_p95" for name in ("ttft", "tpot") if name in has]
-    return tuple(found or ["e2el_p95"]) + ("output_throughput", "failed_share")
+    return (*(found or ["e2el_p95"]), "output_throughput", "failed_share")
 
 
 def compare(
@@ -139,9 +139,7 @@ def compare(
     own = level / max(len(decide), 1)
     judged = []
     for name in dict.fromkeys([*decide, *shown]):
-        effect = estimate(
-            METRICS[name], a, b, is_paired=is_paired, uniform=uniform, resamples=resamples
-        )
+        effect = estimate(METRICS[name], a, b, is_paired=is_paired, uniform=uniform, resamples=resamples)
         judged.append(_judge(effect, margin, own, level, name in decide))
     return _verdict(tuple(judged), a, b, margin, level, tuple(caveats))
 
@@ -230,9 +228,7 @@ def _change_words(one: Judged) -> str:
     return f"{label(metric)} is {size} {way} ({in_percent(metric, one.sure_low)} to {in_percent(metric, one.sure_high)})"
 
 
-def _sentence(
-    outcome: Outcome, by: dict[str, list[Judged]], margin: float, more: float | None
-) -> str:
+def _sentence(outcome: Outcome, by: dict[str, list[Judged]], margin: float, more: float | None) -> str:
     undecided = by["cannot tell"]
     rest = f" It cannot be told for {_listed(undecided)}." if undecided else ""
     if outcome in ("better", "worse"):
@@ -241,7 +237,9 @@ def _sentence(
         but = f"; but {'; '.join(_change_words(one) for one in other)}" if other else ""
         return f"B is {outcome} than A: {told}{but}.{rest}"
     if outcome == "same":
-        return f"B is as good as A: nothing that decides differs by more than the margin ({margin * 100:g} %)."
+        return (
+            f"B is as good as A: nothing that decides differs by more than the margin ({margin * 100:g} %)."
+        )
     if not undecided:
         return "Cannot tell: nothing was measured that decides."
     worst = max(undecided, key=lambda one: one.times_longer)

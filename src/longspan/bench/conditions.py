@@ -19,7 +19,7 @@ Weight = Literal["blocks", "told", "ignored"]
 
 SUBJECTS = ("model", "engine", "layout", "node", "gateway", "load", "cache", "client", "endpoint")
 
-# (pattern, weight, tolerance, why). The first that fits counts. A tolerance is relative, for numbers.
+# (pattern, weight, tolerance, why). The first that fits counts. A tolerance is a difference of two numbers.
 _RULES: tuple[tuple[str, Weight, float, str], ...] = (
     ("load/prompts_hash", "blocks", 0, "other prompts have other lengths, and may be in the prefix cache"),
     ("load/seed*", "told", 0, "another sample of the same load"),
@@ -114,7 +114,9 @@ def unknown(*locks: Lock) -> list[str]:
 
 
 def _is_allowed(name: str, allowed: Iterable[str]) -> bool:
-    return any(name == one or name.startswith(f"{one.rstrip('/')}/") or fnmatchcase(name, one) for one in allowed)
+    return any(
+        name == one or name.startswith(f"{one.rstrip('/')}/") or fnmatchcase(name, one) for one in allowed
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +152,7 @@ def permission(a: Lock, b: Lock, allowed: Sequence[str] = (), is_strict: bool = 
             forbidding.append(one)
         else:
             told.append(one)
-    unused = tuple(
-        name for name in allowed if not any(_is_allowed(one.name, [name]) for one in under_test)
-    )
+    unused = tuple(name for name in allowed if not any(_is_allowed(one.name, [name]) for one in under_test))
     return Permission(tuple(forbidding), tuple(under_test), tuple(told), unused, tuple(unknown(a, b)))
 
 

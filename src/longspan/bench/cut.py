@@ -1,6 +1,7 @@
 """From a result to blocks: a whole run as one block, or one run cut into stretches of time."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from math import inf
 
 from longspan.bench.blocks import LATENCIES, Block
@@ -50,7 +51,7 @@ def latencies(records: Iterable[RequestRecord], is_scheduled: bool) -> dict[str,
             if value is not None:
                 found[name].append(value)
         stamps = record.chunk_seconds
-        found["itl"] += [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+        found["itl"] += [after - before for before, after in pairwise(stamps)]
     for values in found.values():
         values.sort()
     return found

@@ -97,7 +97,13 @@ def estimate(
         return Effect(metric, *values, None, inf, 0, pairs, f"there is no ratio: {why}")
     if pairs < FEWEST_BLOCKS:
         return Effect(
-            metric, *values, _told(metric, change), inf, 0, pairs, f"{pairs} blocks are too few for an interval"
+            metric,
+            *values,
+            _told(metric, change),
+            inf,
+            0,
+            pairs,
+            f"{pairs} blocks are too few for an interval",
         )
     error, freedom = (_paired if is_paired else _apart)(metric, arms, uniform, resamples)
     note = "" if isfinite(error) else "some blocks alone would have no value: too many requests failed"
@@ -137,9 +143,7 @@ def _widened(error: float, blocks: int) -> float:
     return error * sqrt(blocks / (blocks - 1))
 
 
-def _paired(
-    metric: Metric, arms: tuple[Arm, Arm], uniform: Uniform, resamples: int
-) -> tuple[float, float]:
+def _paired(metric: Metric, arms: tuple[Arm, Arm], uniform: Uniform, resamples: int) -> tuple[float, float]:
     """Both sides are resampled with the same pairs."""
     count = arms[0].count
     found = []
@@ -154,9 +158,7 @@ def _apart(metric: Metric, arms: tuple[Arm, Arm], uniform: Uniform, resamples: i
     errors = []
     for arm in arms:
         own = [arm.value(_drawn(arm.count, uniform)) for _ in range(resamples)]
-        logs = [
-            value if metric.kind == "share" else log(value) if 0 < value < inf else None for value in own
-        ]
+        logs = [value if metric.kind == "share" else log(value) if 0 < value < inf else None for value in own]
         errors.append(_widened(_spread(logs), arm.count))
     squares = [error**2 for error in errors]
     total = sum(squares)
