@@ -25,6 +25,7 @@ ALLOWED = {("dashboard", "monitor")}
 # Modules that may do I/O. Everything else decides with what it is given.
 IO_MODULES = {
     "audit.node_probe",
+    "bench.store",
     "host",
     "model.demo",
     "model.demo_convert",

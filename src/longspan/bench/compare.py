@@ -171,7 +171,7 @@ def _times_longer(effect: Effect, low: float, high: float, width: float) -> floa
     half = (high - low) / 2 if is_share else (log1p(high) - log1p(low)) / 2
     limit = width if is_share else log1p(width)
     wanted = max(size, limit - size)
-    return max((half / wanted) ** 2, 1.0)
+    return max((half / wanted) ** 2, 1.0) if wanted > 0 else inf
 
 
 def _verdict(

@@ -89,16 +89,17 @@ def estimate(
             f"{missing:,} more requests are needed on each side before p{metric.share * 100:g} means something",
         )  # fmt: skip
     arms = Arm(metric, a), Arm(metric, b)
-    seen = tuple(arm.observed() for arm in arms)
-    values = tuple(value if isfinite(value) else None for value in seen)
-    change = _change(metric, *seen)
+    seen = [arm.observed() for arm in arms]
+    left, right = (value if isfinite(value) else None for value in seen)
+    change = _change(metric, seen[0], seen[1])
     if change is None:
-        why = "a failed request lies in it" if None in values else "it is 0"
-        return Effect(metric, *values, None, inf, 0, pairs, f"there is no ratio: {why}")
+        why = "a failed request lies in it" if left is None or right is None else "it is 0"
+        return Effect(metric, left, right, None, inf, 0, pairs, f"there is no ratio: {why}")
     if pairs < FEWEST_BLOCKS:
         return Effect(
             metric,
-            *values,
+            left,
+            right,
             _told(metric, change),
             inf,
             0,
@@ -107,7 +108,7 @@ def estimate(
         )
     error, freedom = (_paired if is_paired else _apart)(metric, arms, uniform, resamples)
     note = "" if isfinite(error) else "some blocks alone would have no value: too many requests failed"
-    return Effect(metric, *values, _told(metric, change), error, freedom, pairs, note)
+    return Effect(metric, left, right, _told(metric, change), error, freedom, pairs, note)
 
 
 def _told(metric: Metric, change: float) -> float:
