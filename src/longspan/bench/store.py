@@ -128,13 +128,19 @@ def write_file(path: Path, result: Result) -> None:
 
 
 def read_document(path: Path) -> object:
-    """The JSON of a file, of ours or of another tool.
+    """The JSON of a file, of ours or of another tool; of a file of JSON lines the list of them.
 
     Raises:
         ResultError: it cannot be read, or is no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        try:
+            return json.loads(text)
+        except ValueError:
+            if not text.startswith("{") or "}\n{" not in text:
+                raise
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise ResultError(f"{path} cannot be read as a result: {error}.", "Name a JSON file.") from error
 
