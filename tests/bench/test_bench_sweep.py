@@ -10,12 +10,19 @@ from longspan.bench.sweep import Point, bracket, holds, knee, search, share_boun
 def test_the_search_brackets_the_limit(limit: float, is_whole: bool) -> None:
     """What holds lies below the true limit, what fails above it, within a tenth or one client."""
     found = search(
-        lambda load: Point(load, load, 1.0, good=1000 if load <= limit else 0, count=1000), 0.95, 1.0, 512.0, is_whole, 40
+        lambda load: Point(load, load, 1.0, good=1000 if load <= limit else 0, count=1000),
+        0.95,
+        1.0,
+        512.0,
+        is_whole,
+        40,
     )
     assert found.holds is not None
     assert found.fails is not None
     assert found.holds <= limit < found.fails
-    assert found.fails - found.holds <= (max(1.0, 0.1 * found.holds) if is_whole else 0.1 * found.holds + 1e-9)
+    assert found.fails - found.holds <= (
+        max(1.0, 0.1 * found.holds) if is_whole else 0.1 * found.holds + 1e-9
+    )
 
 
 def test_a_load_without_limit_and_one_that_nothing_holds_are_said() -> None:

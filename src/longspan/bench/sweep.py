@@ -103,7 +103,12 @@ def _between(low: float, high: float, is_whole: bool) -> float | None:
 
 
 def search(
-    measure: Callable[[float], Point], share: float, lowest: float, highest: float, is_whole: bool, most: int = 16
+    measure: Callable[[float], Point],
+    share: float,
+    lowest: float,
+    highest: float,
+    is_whole: bool,
+    most: int = 16,
 ) -> Highest:
     """Measures loads until the answer is known, or `most` were measured."""
     points: list[Point] = []
