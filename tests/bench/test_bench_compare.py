@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.bench.bench_made import LOCK, made
 
+from bench_made import LOCK, made
 from longspan.bench import interleave, store
 from longspan.bench.blocks import METRICS, quantile
 from longspan.bench.compare import compare

@@ -7,8 +7,8 @@ from pathlib import Path
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.bench.bench_made import made
 
+from bench_made import made
 from longspan.bench import store
 from longspan.bench.plots import cumulative, plot, ticks
 from longspan.bench.report import html, markdown

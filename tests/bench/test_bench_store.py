@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.bench.bench_made import made
 
+from bench_made import made
 from longspan.bench import store
 from longspan.errors import ResultError
 

@@ -21,7 +21,7 @@ figure { margin: 0; } figcaption { font-weight: 600; } small { font-weight: 400;
 svg { width: 100%; height: auto; } svg text { font-size: 13px; fill: var(--text); }
 .grid { stroke: var(--faint); } .line { fill: none; stroke: var(--line); stroke-width: 2; } .dot { fill: var(--line); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; }
-th, td { padding: .25rem .75rem .25rem 0; text-align: left; border-bottom: 1px solid var(--faint); }
+th, td { overflow-wrap: normal; padding: .25rem .75rem .25rem 0; text-align: left; border-bottom: 1px solid var(--faint); }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .bad { color: var(--bad); font-weight: 600; }
 """
@@ -70,7 +70,7 @@ def html(result: Result) -> str:
     cautions = "".join(f'<p class="bad">{escape(text)}</p>' for text in warnings(result))
     notes = "".join(f"<li>{escape(note)}</li>" for note in result.notes)
     figures = "".join(
-        f'<tr><td>{escape(name)}</td><td class="number">{escape(value)}</td><td class="number">{escape(interval)}</td>'
+        f'<tr><td>{escape(name).replace("_", "_<wbr>")}</td><td class="number">{escape(value)}</td><td class="number">{escape(interval)}</td>'
         f"<td>{escape(note)}</td></tr>"
         for name, value, interval, note in rows(result)
     )
