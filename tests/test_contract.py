@@ -25,6 +25,13 @@ ALLOWED = {("dashboard", "monitor")}
 # Modules that may do I/O. Everything else decides with what it is given.
 IO_MODULES = {
     "audit.node_probe",
+    "bench.alarm",
+    "bench.client",
+    "bench.connection",
+    "bench.null_server",
+    "bench.observe",
+    "bench.probe",
+    "bench.worker",
     "host",
     "model.demo",
     "model.demo_convert",
