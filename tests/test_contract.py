@@ -26,6 +26,13 @@ ALLOWED = {("dashboard", "monitor")}
 IO_MODULES = {
     "audit.node_probe",
     "bench.store",
+    "bench.alarm",
+    "bench.client",
+    "bench.connection",
+    "bench.null_server",
+    "bench.observe",
+    "bench.probe",
+    "bench.worker",
     "host",
     "model.demo",
     "model.demo_convert",

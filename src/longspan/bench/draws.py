@@ -22,7 +22,7 @@ class Draws(Protocol):
     def lognormvariate(self, mu: float, sigma: float) -> float:
         """The exponential of a normal."""
 
-    def randrange(self, stop: int) -> int:
+    def randrange(self, stop: int, /) -> int:
         """A whole number from 0 to below `stop`."""
 
     def choices(self, population: Sequence[str], *, k: int) -> list[str]:

@@ -41,7 +41,7 @@ class RequestRecord:
         session: the conversation it belongs to, or -1; turn: its place therein, from 0.
         scheduled_seconds: when the load wanted it sent. In a closed loop and for later turns of a conversation that is
             when it could first be sent: the end of the one before it, plus the think time.
-        sent_seconds: when its bytes were handed to the socket; None: never.
+        sent_seconds: when the client began to send it, the making of a new connection included; None: never.
         first_seconds: arrival of the first chunk that carries content, reasoning or a tool call; of an answer that is
             not a stream, None (it has no first token that a client could see).
         last_seconds: arrival of the last such chunk (of a plain answer: of its body). The end of E2EL.

@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "longspan.cli.dashboard",
         "The live page: nodes, GPUs, replicas, latency, cost, alarms, a day of history.",
     ),
+    "bench": ("longspan.cli.bench", "Load tests whose numbers can be believed, and their comparison."),
     "audit": ("longspan.cli.audit", "The production checklist, run over what serves."),
     "doctor": ("longspan.cli.doctor", "Say why a launch failed or hangs."),
 }
