@@ -174,3 +174,15 @@ def test_the_table_has_units_and_the_answer_first(tmp_path: Path) -> None:
     assert " ms" in shown
     assert " tok/s" in shown
     assert "did not run in turn" in shown
+
+
+def test_no_failure_in_few_requests_is_no_proof_of_none() -> None:
+    """Without a failure on either side the smallest share that could have been seen falls with the requests, and is not 0."""
+    seen = []
+    for count in (100, 1000):
+        a, b = cut(made(1, count=count), {}), cut(made(2, count=count), {})
+        verdict = compare(
+            a, b, is_paired=False, uniform=Random(1).random, decide=["failed_share"], shown=(), resamples=50
+        )
+        seen.append(verdict.judged[0].smallest_seen)
+    assert seen[0] > 5 * seen[1] > 0

@@ -107,8 +107,24 @@ def estimate(
             f"{pairs} blocks are too few for an interval",
         )
     error, freedom = (_paired if is_paired else _apart)(metric, arms, uniform, resamples)
+    if metric.kind == "share" and not error:
+        error = _never_seen(a, b)
     note = "" if isfinite(error) else "some blocks alone would have no value: too many requests failed"
     return Effect(metric, left, right, _told(metric, change), error, freedom, pairs, note)
+
+
+def _never_seen(a: Sequence[Block], b: Sequence[Block]) -> float:
+    """Standard error of the difference of two shares where every block had the same share, mostly 0.
+
+    None in 250 is no proof of none at all: half a case is added to each side (Jeffreys' prior mean), so that the error
+    falls with the number of requests and never is 0.
+    """
+    found = 0.0
+    for side in (a, b):
+        count, cases = sum(block.sent for block in side), sum(block.failed for block in side)
+        share = (cases + 0.5) / (count + 1)
+        found += share * (1 - share) / max(count, 1)
+    return sqrt(found)
 
 
 def _told(metric: Metric, change: float) -> float:

@@ -154,7 +154,7 @@ def document(sides: Sequence[Result], verdict: Verdict, allowed: Permission, see
 def show(verdict: Verdict, allowed: Permission) -> None:
     """The answer, then the figures that it rests on, then what a reader must know."""
     click.echo(click.style(verdict.sentence, fg=_COLOURS[verdict.outcome], bold=True) + "\n")
-    click.echo(f"  {'':2}{'':24}{'A':>14}{'B':>14}{'change':>14}  {'95 % of it':<22}{'seen from'}")
+    click.echo(f"  {'':2}{'':30}{'A':>14}{'B':>14}{'change':>14}  {'95 % of it':<32}{'seen from'}")
     for one in verdict.judged:
         click.echo(_row(one))
     click.echo("\n  * decides; the verdict allows for their number, the interval shown does not.")
@@ -174,14 +174,14 @@ def _row(one: Judged) -> str:
     effect = one.effect
     metric = effect.metric
     values = "".join(f"{_value(value, metric.unit):>14}" for value in (effect.a, effect.b))
-    front = f"  {'*' if one.decides else '':2}{label(metric):24}{values}"
+    front = f"  {'*' if one.decides else '':2}{label(metric):30}{values}"
     if effect.change is None:
         return f"{front}  {effect.note}"
     change = f"{in_percent(metric, effect.change):>14}"
     if effect.error == float("inf"):
         return f"{front}{change}  {effect.note}"
     interval = f"{in_percent(metric, one.low)} to {in_percent(metric, one.high)}"
-    return f"{front}{change}  {interval:<22}{one.smallest_seen * 100:.1f} %"
+    return f"{front}{change}  {interval:<32}{one.smallest_seen * 100:.1f} %"
 
 
 def _value(value: float | None, unit: str) -> str:
