@@ -31,6 +31,7 @@ IO_MODULES = {
     "bench.connection",
     "bench.null_server",
     "bench.observe",
+    "bench.pipe",
     "bench.probe",
     "bench.worker",
     "host",

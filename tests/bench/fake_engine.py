@@ -38,7 +38,7 @@ class FakeEngine:
 
     Attributes:
         slots: requests that run at once.
-        refuse: status for a request's number; 200 goes on.
+        refuse: status for a request's number; 200 goes on, 0 closes, below 0 answers without a stream.
         arrivals: of the requests with a stream, by the monotonic clock.
     """
 
@@ -56,13 +56,12 @@ class FakeEngine:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 length = int(head.partition("content-length:")[2].split("\r\n")[0] or 0)
                 data = await reader.readexactly(length)
                 await self.answer(head, data, writer)
-        writer.close()
 
     async def answer(self, head: str, data: bytes, writer: asyncio.StreamWriter) -> None:
         """One request."""
@@ -97,7 +96,12 @@ class FakeEngine:
         self.arrivals.append(time.monotonic())
         self.bodies.append(body)
         if (status := self.refuse(number)) != 200:
-            self.plain(writer, status, b'{"error": {"message": "full"}}')
+            if status == 0:
+                writer.close()
+            elif status < 0:
+                self.plain(writer, 200, b'{"choices": []}')
+            else:
+                self.plain(writer, status, b'{"error": {"message": "full"}}')
             return
         assert self.limit is not None
         async with self.limit:
@@ -132,6 +136,7 @@ class FakeEngine:
                 task.cancel()
             if rest:
                 loop.run_until_complete(asyncio.wait(rest))
+            loop.run_until_complete(asyncio.sleep(0.05))  # closed transports say good-bye
             loop.close()
 
         thread = threading.Thread(target=run)

@@ -1,6 +1,10 @@
 """The whole of `longspan bench` against fake engines whose truth is known; gaps are large against a busy machine's noise."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +218,50 @@ def test_calibration_gives_an_error_bar(tmp_path: Path) -> None:
     client = result.client
     assert client.null_ttft_p99_seconds is not None
     assert client.error_seconds == client.null_ttft_p99_seconds / 2 > 0
+
+
+def unsound(url: str, tmp_path: Path, *words: str) -> list[str]:
+    """The outcomes of a run in which nothing succeeds."""
+    with pytest.raises(UnsoundRunError):
+        bench(url, tmp_path, *words)
+    result = Result.from_json(json.loads((tmp_path / "result.json").read_text()))
+    return [one.outcome for one in result.requests]
+
+
+def test_an_answer_that_does_not_come_is_a_timeout(tmp_path: Path) -> None:
+    """A request has failed after its time, and what it takes is known."""
+    with FakeEngine(lambda body, number: stream(8, first=5.0)).running() as url:
+        assert unsound(url, tmp_path, "-n", "2", "-c", "2", "--timeout", "0.3") == [record.TIMEOUT] * 2
+
+
+def test_a_connection_without_an_answer_is_a_reset(tmp_path: Path) -> None:
+    """The server takes the request and closes: a failure with a class of its own, not a missing end."""
+    engine = FakeEngine(lambda body, number: [], refuse=lambda number: 0)
+    with engine.running() as url:
+        assert unsound(url, tmp_path, "-n", "2") == [record.RESET] * 2
+
+
+def test_a_server_that_does_not_stream_is_named(tmp_path: Path) -> None:
+    """A JSON answer to a request for a stream is a bad answer, and the error says so."""
+    engine = FakeEngine(lambda body, number: [], refuse=lambda number: -1)
+    with engine.running() as url:
+        assert unsound(url, tmp_path, "-n", "2") == [record.BAD_ANSWER] * 2
+
+
+def test_ctrl_c_reports_what_ran(tmp_path: Path) -> None:
+    """After Ctrl-C the answered requests are saved and those cut off are in no figure."""
+    out = tmp_path / "result.json"
+    engine = FakeEngine(lambda body, number: stream(8, first=0.1 if number < 4 else 60.0))
+    with engine.running() as url:
+        words = ["bench", url, "-n", "9", "--no-calibrate", "--output", "8", "--out", str(out)]
+        child = subprocess.Popen([sys.executable, "-c", "from longspan.cli.main import run; run()", *words])
+        for _ in range(600):
+            time.sleep(0.05)
+            if len(engine.arrivals) > 4:
+                break
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 130
+    result = Result.from_json(json.loads(out.read_text()))
+    assert result.interrupted == "Ctrl-C"
+    assert [one.outcome for one in result.requests] == ["", "", "", "", record.ABORTED]
+    assert value(result, "requests_sent") == 4

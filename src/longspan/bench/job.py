@@ -1,14 +1,12 @@
 """What a worker process of the load generator is told, and what it tells. Pure."""
 
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from longspan.bench.load import ENDPOINTS, LoadSpec
 from longspan.bench.prompts import WordRate
 from longspan.bench.quality import Lateness
 from longspan.bench.record import RequestRecord
 from longspan.bench.traces import TraceRequest
-from longspan.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +42,6 @@ class Target:
         if self.key:
             lines.append(f"authorization: Bearer {self.key}")
         return ("\r\n".join(lines) + "\r\ncontent-length: ").encode("latin-1")
-
-
-def parse_target(url: str, key: str = "") -> Target:
-    """Reads "http://host:port", with or without "/v1" at its end.
-
-    Raises:
-        InputError: it is no such address, or the key holds what no header can.
-    """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username:
-        raise InputError(f"{url!r} is no address of an endpoint.", "Write http://host:port")
-    if not key.isascii() or not (key == "" or key.isprintable()):
-        raise InputError("The key holds characters that no header can carry.")
-    tls = parts.scheme == "https"
-    base = parts.path.rstrip("/").removesuffix("/v1")
-    return Target(parts.hostname, port or (443 if tls else 80), tls, base, key)
 
 
 @dataclass(frozen=True, slots=True)

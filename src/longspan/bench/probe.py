@@ -5,14 +5,35 @@ import json
 import ssl
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from longspan.bench.job import Target
 from longspan.bench.load import ENDPOINTS, LoadSpec
 from longspan.bench.prompts import WORDS, WordRate, word_rate
-from longspan.errors import BenchError
+from longspan.errors import BenchError, InputError
 
 SECONDS = 30.0
 _FEW, _MANY = 24, 120
+
+
+def parse_target(url: str, key: str = "") -> Target:
+    """Reads "http://host:port", with or without "/v1" at its end.
+
+    Raises:
+        InputError: it is no such address, or the key holds what no header can.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username:
+        raise InputError(f"{url!r} is no address of an endpoint.", "Write http://host:port")
+    if not key.isascii() or not (key == "" or key.isprintable()):
+        raise InputError("The key holds characters that no header can carry.")
+    tls = parts.scheme == "https"
+    base = parts.path.rstrip("/").removesuffix("/v1")
+    return Target(parts.hostname, port or (443 if tls else 80), tls, base, key)
 
 
 def ask(

@@ -7,7 +7,6 @@ Messages are pickles with their length in front: both ends are the same program,
 import asyncio
 import contextlib
 import gc
-import os
 import pickle
 import resource
 import ssl
@@ -25,6 +24,7 @@ from longspan.bench import arrivals, quality, record
 from longspan.bench.alarm import Alarm
 from longspan.bench.connection import Connection, connect
 from longspan.bench.job import Job, Progress, WorkerReport
+from longspan.bench.pipe import read_exactly, write_message
 from longspan.bench.prompts import PromptMaker, Request, body
 from longspan.bench.record import RequestRecord
 from longspan.bench.scan import Scanned, scan
@@ -282,35 +282,15 @@ class Worker:
         )  # fmt: skip
 
 
-def write_message(value: Any) -> None:
-    """Writes one message to standard output."""
-    data = pickle.dumps(value, protocol=5)
-    data = struct.pack("<Q", len(data)) + data
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]
-
-
-def _read(count: int) -> bytes:
-    parts = []
-    while count:
-        part = os.read(0, min(count, 1 << 20))
-        if not part:
-            raise SystemExit(0)
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
 def main() -> None:
     """Reads the job, says that it is ready, reads the zero time, runs, reports."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
-    job: Job = pickle.loads(_read(struct.unpack("<Q", _read(8))[0]))  # noqa: S301 our own parent
+    job: Job = pickle.loads(read_exactly(struct.unpack("<Q", read_exactly(8))[0]))  # noqa: S301 our own parent
     maker = PromptMaker(job.spec, job.rate, Random, job.talks, job.trace)
     write_message("ready")
-    zero = struct.unpack("<d", _read(8))[0]
+    zero = struct.unpack("<d", read_exactly(8))[0]
     gc.collect()
     gc.freeze()
     gc.disable()

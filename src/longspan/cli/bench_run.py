@@ -24,7 +24,7 @@ from longspan.bench import probe
 from longspan.bench.arrivals import KINDS
 from longspan.bench.calibrate import Calibration, calibration
 from longspan.bench.client import Measured, drive
-from longspan.bench.job import Job, Progress, Target, parse_target
+from longspan.bench.job import Job, Progress, Target
 from longspan.bench.load import ENDPOINTS, Lengths, LoadSpec
 from longspan.bench.observe import Observer
 from longspan.bench.outcome import Run, conclude, why_unsound
@@ -126,7 +126,7 @@ CALIBRATION_STREAMS = 64
 @click.option("--json", "as_json", is_flag=True, help="The whole result as one JSON document.")
 def command(url: str, model: str, as_json: bool, out: Path | None, **options: Any) -> int:
     """Measure the OpenAI-compatible endpoint URL."""
-    target = parse_target(url, _key(options["key_file"], options["key_env"]))
+    target = probe.parse_target(url, _key(options["key_file"], options["key_env"]))
     objectives = parse_objectives(options["slo"]) if options["slo"] else ()
     spec, files = build_load(options)
     result_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
