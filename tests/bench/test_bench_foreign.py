@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bench_made import made
 from longspan.bench import store
 from longspan.bench.foreign import read
 from longspan.cli.bench_import import command
@@ -114,3 +115,11 @@ def test_the_verb_stores_and_says_what_is_missing(tmp_path: Path) -> None:
     assert one["requests"] == 2
     assert [row.result_id for row in store.listed(tmp_path / "s")] == [one["result_id"]]
     assert store.find(one["result_id"], tmp_path / "s").load["imported_from"] == "aiperf"
+
+
+def test_a_result_of_ours_is_stored_by_its_own_name() -> None:
+    """`bench import` takes what `longspan bench` wrote, unchanged."""
+    own = made(1, count=5)
+    (found,) = read(json.loads(json.dumps(own.to_json())), "other")
+    assert found.result_id == "r1"
+    assert found.to_json() == own.to_json()

@@ -24,7 +24,7 @@ _NO_CHUNKS = "imported: no times of single chunks, so there is no ITL"
 
 
 def read(document: Any, name: str) -> list[Result]:
-    """The results in a document: one, or of guidellm one for each benchmark of its sweep.
+    """The results in a document: one, or of guidellm one for each benchmark of its sweep; one of ours keeps its own name.
 
     Args:
         document: parsed JSON, or the list of a JSON-lines file's lines. name: of the results; unique in a store.
@@ -32,6 +32,8 @@ def read(document: Any, name: str) -> list[Result]:
     Raises:
         ResultError: it is of none of the three tools, has no single requests, or is broken.
     """
+    if isinstance(document, dict) and "schema" in document:
+        return [Result.from_json(document)]
     try:
         if isinstance(document, dict) and isinstance(document.get("benchmarks"), list):
             return _guidellm(document, name)

@@ -21,7 +21,7 @@ from longspan.cli.bench_store import store_option
 def command(file: Path, name: str | None, store: Path, as_json: bool) -> None:
     """Store what `vllm bench serve --save-detailed`, guidellm or AIPerf (profile_export.jsonl) wrote.
 
-    What a tool does not tell stays unknown, and is said: none of them says how well its own client kept up.
+    A result of `longspan bench` is stored too, by its own name. What a tool does not tell stays unknown, and is said: none of them says how well its own client kept up.
     """
     document = kept.read_document(file)
     content = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:8]
@@ -37,7 +37,7 @@ def command(file: Path, name: str | None, store: Path, as_json: bool) -> None:
         return
     for result in results:
         failed = sum(one.failed for one in result.requests)
-        tool = result.load["imported_from"]
+        tool = result.load.get("imported_from", "longspan bench")
         click.echo(f"{result.result_id}: {len(result.requests):,} requests of {tool}, {failed:,} failed")
         for note in result.notes:
             click.echo(f"  {note}")
