@@ -231,6 +231,24 @@ def asked(status: dict[str, Any]) -> httpx.Response:
     )
 
 
+def test_traffic_by_hand_and_in_figures(served: tuple[Longspan, str]) -> None:
+    """Isolated, the endpoint says by whom; restored, it answers; status counts what the gateway saw."""
+    longspan, _ = served
+    status = longspan.status()
+    assert longspan.run("isolate", "r0").returncode == 0
+    deadline = time.monotonic() + 30
+    while (answer := asked(status)).status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert (answer.status_code, "isolated by the operator" in answer.text) == (503, True)
+    assert longspan.run("restore", "r0").returncode == 0
+    while (answer := asked(status)).status_code != 200 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert "Paris" in answer.text
+    counted = longspan.status()["traffic"]["requests"]
+    assert counted["local"] > 0
+    assert counted["outside"] == 0
+
+
 def test_an_engine_that_dies_comes_back(served: tuple[Longspan, str]) -> None:
     """When a rank dies, its whole group is ended and started again with new ranks under the same address; the endpoint
     never hangs: meanwhile it says why it has nobody to ask. The gateway, killed, comes back too."""

@@ -16,6 +16,7 @@ from longspan.launch.events import (
     StartFailed,
     Suspected,
     Tick,
+    Wished,
 )
 from longspan.launch.steps import FRONT
 
@@ -87,6 +88,9 @@ events: st.SearchStrategy[Any] = st.one_of(
     st.builds(AgentSilent, names, st.floats(3, 100)),
     st.builds(
         Suspected, st.sampled_from(["a", "b", "engine"]), st.sampled_from(["", "it has not answered for 3 s"])
+    ),
+    st.builds(
+        Wished, st.sampled_from(["r0", "a", "x"]), st.sampled_from(["drain", "isolate", "restore", "?"])
     ),
     st.builds(StartFailed, names, st.just("no route")),
     st.builds(Exited, names, processes, st.integers(-9, 3)),

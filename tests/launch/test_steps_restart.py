@@ -7,7 +7,7 @@ import pytest
 from driving import Drive, checked_drives, evidence, launcher_line, take_down
 
 from longspan.launch.actions import Ask, Call, SetGateway, Start
-from longspan.launch.events import AgentSilent, DownAsked, Exited, Lines, Suspected, Tick
+from longspan.launch.events import AgentSilent, DownAsked, Exited, Lines, Suspected, Tick, Wished
 from longspan.launch.fence import CONVICTION_SECONDS, END_SECONDS, MAX_RESTARTS, SETTLED_SECONDS
 from longspan.launch.steps import FRONT, MAX_GATEWAYS
 
@@ -220,3 +220,19 @@ def test_a_gateway_that_ends_is_started_again(start: Callable[..., Drive]) -> No
     drive.do(Exited(FRONT, f"gateway.{MAX_GATEWAYS}", -9))
     assert drive.machine.failure is not None
     drive.stop_answers()
+
+
+def test_traffic_by_hand(start: Callable[..., Drive]) -> None:
+    """Isolated outweighs drained, suspicion both; a replica's name lifts everything; it holds over a restart."""
+    drive = serving(start)
+    assert drive.do(Wished("r0", "drain")) == [SetGateway("draining", "drained by the operator: r0")]
+    assert drive.do(Wished("b", "isolate")) == [SetGateway("out", "isolated by the operator: b")]
+    assert drive.do(Suspected("a", "silent")) == [SetGateway("out", "silent")]
+    assert drive.do(Suspected("a", "")) == [SetGateway("out", "isolated by the operator: b")]
+    assert drive.do(Wished("b", "restore")) == [SetGateway("draining", "drained by the operator: r0")]
+    assert drive.do(Wished("c", "isolate")) == []
+    drive.do(Exited("a", "launcher", 1))
+    assert drive.do(Wished("b", "isolate")) == []
+    fenced(drive)
+    assert comes_up(drive)[-1] == SetGateway("out", "isolated by the operator: b")
+    assert drive.do(Wished("r0", "restore")) == [SetGateway("ready")]

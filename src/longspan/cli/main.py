@@ -19,6 +19,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "rehearse": ("longspan.cli.rehearse", "The plan with a shrunken model, on CPUs or the real nodes."),
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+    "drain": ("longspan.cli.traffic", "Take a replica or node out of traffic; what runs there may end."),
+    "isolate": ("longspan.cli.traffic", "Take a replica or node out of traffic at once."),
+    "restore": ("longspan.cli.traffic", "Put it back into traffic."),
     "top": ("longspan.cli.top", "Nodes, GPUs, ports, replicas, queue and alarms on one screen."),
     "logs": ("longspan.cli.logs", "The logs of a replica or node, from all machines."),
     "probe": ("longspan.cli.probe", "Ask for one token; for the probes of Kubernetes and systemd."),
@@ -47,7 +50,8 @@ class LazyGroup(click.Group):
         """Imports the verb's module and returns its `command`."""
         if cmd_name not in VERBS:
             return None
-        command = import_module(VERBS[cmd_name][0]).command
+        module = import_module(VERBS[cmd_name][0])
+        command = getattr(module, cmd_name, None) or module.command
         assert isinstance(command, click.Command)
         return command
 

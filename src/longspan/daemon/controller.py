@@ -46,10 +46,11 @@ from longspan.launch.events import (
     StartFailed,
     Suspected,
     Tick,
+    Wished,
 )
 from longspan.launch.health import CANARY_SECONDS, CPU_STALL_SECONDS, STALL_SECONDS, Health
 from longspan.launch.run_dir import Paths
-from longspan.launch.steps import FRONT, Steps
+from longspan.launch.steps import FRONT, WISHES, Steps
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -124,7 +125,13 @@ class Controller:
         self.telemetry = Telemetry(
             spec, places, agent_key=self.agent_key, operator_key=self.operator_key, engine_key=self.engine_key,
             status=self.status, engines=lambda: {"r0": self.machine.group.engine_url} if self.machine.group else {},
+            gateway=self._gateway_metrics,
         )  # fmt: skip
+
+    def _gateway_metrics(self) -> tuple[str, str] | None:
+        """Where the gateway tells its figures, and the key that it asks for."""
+        admin = self.machine.gateway_admin
+        return (f"http://{admin}/metrics", self.operator_key) if admin else None
 
     # ---- the loop
     async def feed(self, event: Event) -> None:
@@ -211,6 +218,8 @@ class Controller:
             # A gateway that is started again must listen where the clients know it.
             listen=self.machine.gateway_address or self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
+            admin_sha256=hashlib.sha256(self.operator_key.encode()).hexdigest(),
+            ledger=str(self.places.ledger),
             model=self.spec.served_name,
             url=self.machine.group.engine_url if self.machine.group else "",
             upstream_key_file=str(self.places.engine_key),
@@ -346,7 +355,24 @@ class Controller:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1):
                         await self.changed.wait_for(lambda: self.version != after)
-        return web.json_response(self.status())
+        document = self.status()
+        if after < 0 and self.machine.gateway_admin:  # somebody looks; who follows a launch has no use for it
+            document["traffic"] = await asking.traffic(self.machine.gateway_admin, self.operator_key)
+        return web.json_response(document)
+
+    async def post_wish(self, request: web.Request) -> web.Response:
+        """The operator's drain, isolate or restore of a replica or node: {"subject": name}."""
+        self._authorised(request, self.operator_key)
+        wish = request.path.rpartition("/")[2]
+        try:
+            subject = str((await request.json())["subject"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise web.HTTPBadRequest(text='send {"subject": "r0"}\n') from error
+        names = self.machine.subjects
+        if subject not in names:
+            raise web.HTTPUnprocessableEntity(text=f"there is no {subject!r} here, only {', '.join(names)}\n")
+        await self.feed(Wished(subject, wish))
+        return web.json_response({"held": self.machine.held})
 
     async def post_down(self, request: web.Request) -> web.Response:
         """Takes the deployment down; the answer does not wait for it."""
@@ -374,6 +400,8 @@ class Controller:
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
         app.router.add_get("/v1/status", self.get_status)
         app.router.add_post("/v1/down", self.post_down)
+        for wish in WISHES:
+            app.router.add_post(f"/v1/{wish}", self.post_wish)
         app.router.add_routes(self.telemetry.routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()

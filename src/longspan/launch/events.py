@@ -63,6 +63,14 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
+class Wished:
+    """The operator wants a replica or node out of traffic ("drain": what runs there may end; "isolate"), or back ("restore")."""
+
+    subject: str
+    wish: str
+
+
+@dataclass(frozen=True, slots=True)
 class DownAsked:
     """The operator wants it gone."""
 
@@ -72,4 +80,15 @@ class Tick:
     """Time passed."""
 
 
-Event = AgentJoined | AgentSilent | StartFailed | Answered | Exited | Lines | Suspected | DownAsked | Tick
+Event = (
+    AgentJoined
+    | AgentSilent
+    | StartFailed
+    | Answered
+    | Exited
+    | Lines
+    | Suspected
+    | Wished
+    | DownAsked
+    | Tick
+)

@@ -31,6 +31,7 @@ from longspan.launch.events import (
     StartFailed,
     Suspected,
     Tick,
+    Wished,
 )
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.fence import CONVICTION_SECONDS, MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
@@ -65,6 +66,8 @@ MAX_HISTORY = 20_000
 # A log that goes on while it serves never ends: each node keeps its own, and here only the last of it stays.
 SERVING_HISTORY = 2_000
 SERVING_LINES = 20
+REPLICA = "r0"  # as the gateway names it
+WISHES = ("drain", "isolate", "restore")
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -81,6 +84,8 @@ class Steps:
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         facts: node -> what its agent found there.
         group: the engine's ranks, from the moment Ray is there.
+        gateway_admin: where the gateway tells its figures, HOST:PORT.
+        held: what the operator keeps out of traffic -> "drain" or "isolate".
         suspicions: node or "engine" -> what speaks against it. Suspicion only moves traffic.
         told: what the logs have said so far, without the time at which they said it.
         followed: how much of the group's timeline has been taken over.
@@ -117,7 +122,9 @@ class Steps:
     distrusted_at: float | None = None
     gateway_address: str = ""
     gateway_up: bool = False
+    gateway_admin: str = ""
     suspicions: dict[str, str] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: Failure | None = None
     last_sign: float = 0.0
@@ -164,6 +171,7 @@ class Steps:
             Exited: self._exited,
             Lines: self._lines,
             Suspected: self._suspected,
+            Wished: self._wished,
             Tick: self._tick,
         }
         if self.phase in QUIET_SECONDS and self._is_sign_of_life(event):
@@ -201,7 +209,7 @@ class Steps:
             self.phase = phase
             if phase == "serving":
                 self.served = True
-                actions = [*actions, self._traffic()] if self.suspicions else actions
+                actions = [*actions, self._traffic()] if self.suspicions or self.held else actions
         self.followed = len(group.timeline)
         self.findings += group.findings
         group.findings.clear()
@@ -365,11 +373,33 @@ class Steps:
         changed = before or bool(self.suspicions)
         return [self._traffic()] if self.phase == "serving" and changed else []
 
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """What the operator can take out of traffic: the replica, and the nodes that hold its ranks."""
+        return (REPLICA, *(node.name for node in self.nodes))
+
+    def _wished(self, event: Wished) -> list[Action]:
+        """A replica lives and is kept out of traffic as a whole, so that of a node's is the same."""
+        if event.subject not in self.subjects or event.wish not in WISHES:
+            return []
+        if event.wish == "restore":
+            self.held.pop(event.subject, None)
+            if event.subject == REPLICA:
+                self.held.clear()
+        else:
+            self.held[event.subject] = event.wish
+        return [self._traffic()] if self.phase == "serving" else []
+
     def _traffic(self) -> SetGateway:
         """Whether the replica that serves gets requests."""
-        return (
-            SetGateway("out", "; ".join(self.suspicions.values())) if self.suspicions else SetGateway("ready")
-        )
+        if self.suspicions:
+            return SetGateway("out", "; ".join(self.suspicions.values()))
+        isolated = [name for name, wish in self.held.items() if wish == "isolate"]
+        if isolated:
+            return SetGateway("out", f"isolated by the operator: {', '.join(isolated)}")
+        if self.held:
+            return SetGateway("draining", f"drained by the operator: {', '.join(self.held)}")
+        return SetGateway("ready")
 
     def _start_failed(self, event: StartFailed) -> list[Action]:
         if event.node not in self.joined:  # else ssh broke off after it had started
@@ -563,6 +593,7 @@ class Steps:
             if event.get("event") == "listening":
                 self.gateway_up = True
                 self.gateway_address = event["address"]
+                self.gateway_admin = str(event.get("admin", ""))
                 if self.group and not self.fence:
                     return self._follow(self.group.gateway_listens(self.now))
         return []
