@@ -404,3 +404,18 @@ def test_status_tells_traffic_and_what_is_held(longspan: Callable[..., Any], con
     out = longspan("status").out
     assert "drain: a" in out
     assert "4 requests, 2 running, 1 waiting, 25% outside; 1.50 USD there, 4.00 USD avoided" in out
+
+
+def test_a_drill_is_not_made_by_mistake(longspan: Callable[..., Any], controller: Controller) -> None:
+    """Without --yes, with an unknown fault, an impossible rate, or where something is wrong already: nothing is struck."""
+    asked = longspan("drill", "kill-rank")
+    assert asked.code == errors.InputError.exit_code
+    assert "Say --yes" in asked.err
+    for wrong in (("burn",), ("kill-rank", "--rank", "7"), ("kill-rank", "--rate", "0")):
+        assert longspan("drill", *wrong, "--yes").code == errors.InputError.exit_code
+    controller.status["suspicions"] = {"a": "a has not answered for 3 s"}
+    assert longspan("drill", "kill-rank", "--yes").code == errors.ControlPlaneError.exit_code
+    assert not [path for path in controller.asked if "strike" in path]
+    assert (
+        longspan("drill", "kill-rank", "--yes", "--name", "other").code == errors.NoDeploymentError.exit_code
+    )

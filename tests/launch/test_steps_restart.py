@@ -7,7 +7,7 @@ import pytest
 from driving import Drive, checked_drives, evidence, launcher_line, take_down
 
 from longspan.launch.actions import Ask, Call, SetGateway, Start
-from longspan.launch.events import AgentSilent, DownAsked, Exited, Lines, Suspected, Tick, Wished
+from longspan.launch.events import AgentSilent, DownAsked, Exited, Lines, Struck, Suspected, Tick, Wished
 from longspan.launch.fence import CONVICTION_SECONDS, END_SECONDS, MAX_RESTARTS, SETTLED_SECONDS
 from longspan.launch.steps import FRONT, MAX_GATEWAYS
 
@@ -236,3 +236,17 @@ def test_traffic_by_hand(start: Callable[..., Drive]) -> None:
     fenced(drive)
     assert comes_up(drive)[-1] == SetGateway("out", "isolated by the operator: b")
     assert drive.do(Wished("r0", "restore")) == [SetGateway("ready")]
+
+
+def test_a_drill_is_an_event_like_any_other(start: Callable[..., Drive]) -> None:
+    """The node's agent is told once for each strike; its answer, or refusal, changes nothing."""
+    drive = serving(start)
+    (call,) = drive.do(Struck("b", {"pid": 101, "signal": "KILL"}))
+    assert isinstance(call, Call)
+    assert (call.node, call.what, call.arguments["mark"]) == ("b", "strike", "default-m")
+    assert drive.answer(call.call, error="no such process") == []
+    (again,) = drive.do(Struck("b", {"pid": 101, "signal": "CONT"}))
+    assert again.call != call.call
+    assert drive.do(Struck("nobody", {})) == []
+    drive.do(Exited("a", "launcher", 1))
+    assert drive.do(Struck("b", {})) == []

@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "drain": ("longspan.cli.traffic", "Take a replica or node out of traffic; what runs there may end."),
     "isolate": ("longspan.cli.traffic", "Take a replica or node out of traffic at once."),
     "restore": ("longspan.cli.traffic", "Put it back into traffic."),
+    "drill": ("longspan.cli.drill", "Break something on purpose; time detection, rerouting and recovery."),
     "top": ("longspan.cli.top", "Nodes, GPUs, ports, replicas, queue and alarms on one screen."),
     "logs": ("longspan.cli.logs", "The logs of a replica or node, from all machines."),
     "probe": ("longspan.cli.probe", "Ask for one token; for the probes of Kubernetes and systemd."),

@@ -34,7 +34,8 @@ from longspan.daemon.telemetry import Telemetry
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
-from longspan.launch import prover
+from longspan.errors import InputError
+from longspan.launch import drill, prover
 from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
 from longspan.launch.events import (
     AgentJoined,
@@ -44,6 +45,7 @@ from longspan.launch.events import (
     Event,
     Lines,
     StartFailed,
+    Struck,
     Suspected,
     Tick,
     Wished,
@@ -380,6 +382,19 @@ class Controller:
         await self.feed(DownAsked())
         return web.json_response({})
 
+    async def post_strike(self, request: web.Request) -> web.Response:
+        """A drill's fault: {"fault": …, "rank": …}, or with "resume" the end of a pause."""
+        self._authorised(request, self.operator_key)
+        try:
+            wanted = await request.json()
+            node, arguments = drill.target(wanted["fault"], self.status(), wanted.get("rank"))
+        except (ValueError, LookupError, TypeError, AttributeError, InputError) as error:
+            raise web.HTTPBadRequest(text=f"no fault: {error}\n") from error
+        if wanted.get("resume"):
+            arguments["signal"] = "CONT"
+        await self.feed(Struck(node, arguments))
+        return web.json_response({"node": node})
+
     def status(self) -> dict[str, Any]:
         """What `longspan status --json` prints."""
         places = self.places
@@ -400,6 +415,7 @@ class Controller:
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
         app.router.add_get("/v1/status", self.get_status)
         app.router.add_post("/v1/down", self.post_down)
+        app.router.add_post("/v1/strike", self.post_strike)
         for wish in WISHES:
             app.router.add_post(f"/v1/{wish}", self.post_wish)
         app.router.add_routes(self.telemetry.routes())

@@ -71,6 +71,14 @@ class Wished:
 
 
 @dataclass(frozen=True, slots=True)
+class Struck:
+    """A drill breaks something: the node's agent is told what to signal."""
+
+    node: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class DownAsked:
     """The operator wants it gone."""
 
@@ -89,6 +97,7 @@ Event = (
     | Lines
     | Suspected
     | Wished
+    | Struck
     | DownAsked
     | Tick
 )

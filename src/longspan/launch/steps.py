@@ -29,6 +29,7 @@ from longspan.launch.events import (
     Exited,
     Lines,
     StartFailed,
+    Struck,
     Suspected,
     Tick,
     Wished,
@@ -86,6 +87,7 @@ class Steps:
         group: the engine's ranks, from the moment Ray is there.
         gateway_admin: where the gateway tells its figures, HOST:PORT.
         held: what the operator keeps out of traffic -> "drain" or "isolate".
+        strikes: how many faults drills have made; nobody waits for their answers.
         suspicions: node or "engine" -> what speaks against it. Suspicion only moves traffic.
         told: what the logs have said so far, without the time at which they said it.
         followed: how much of the group's timeline has been taken over.
@@ -125,6 +127,7 @@ class Steps:
     gateway_admin: str = ""
     suspicions: dict[str, str] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
+    strikes: int = 0
     findings: list[Finding] = field(default_factory=list)
     failure: Failure | None = None
     last_sign: float = 0.0
@@ -172,6 +175,7 @@ class Steps:
             Lines: self._lines,
             Suspected: self._suspected,
             Wished: self._wished,
+            Struck: self._struck,
             Tick: self._tick,
         }
         if self.phase in QUIET_SECONDS and self._is_sign_of_life(event):
@@ -389,6 +393,14 @@ class Steps:
         else:
             self.held[event.subject] = event.wish
         return [self._traffic()] if self.phase == "serving" else []
+
+    def _struck(self, event: Struck) -> list[Action]:
+        """A drill's fault is an event like any other, so that the history tells it from a real one."""
+        if self.phase != "serving" or event.node not in self.agents:
+            return []
+        self.strikes += 1
+        arguments = {**event.arguments, "mark": self.mark, "joined": bool(self.spec.ray_address)}
+        return [Call(f"strike{self.strikes}:{event.node}", event.node, "strike", arguments)]
 
     def _traffic(self) -> SetGateway:
         """Whether the replica that serves gets requests."""
