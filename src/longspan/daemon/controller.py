@@ -216,7 +216,7 @@ class Controller:
 
     def _gateway_toml(self, state: str, reason: str) -> str:
         key = self.api_key
-        return gateway_config.render(
+        text = gateway_config.render(
             # A gateway that is started again must listen where the clients know it.
             listen=self.machine.gateway_address or self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
@@ -229,6 +229,7 @@ class Controller:
             reason=reason,
             max_running=gateway_config.max_running(self.spec.vllm_arguments),
         )
+        return f"{text}\n{self.spec.gateway_extra}"
 
     def _node(self, name: str) -> NodeSpec | None:
         """A node by its name; None for the front agent's machine."""
