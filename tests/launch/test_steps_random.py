@@ -69,7 +69,7 @@ answers = st.one_of(
                 ("ranks", {"100": []}), ("ranks", {"101": []}), ("ranks", {}), ("reference", reference(-1.0)),
                 ("reference", reference(-2.0)), ("reference", {"skipped": "no"}), ("stopped", {"left": []}),
                 ("stopped", None), ("unasked", 1), ("collect", {}),
-                ("end_group", {"left": []}), ("end_group", {"left": [9]}), ("end_group", None), ("ports", None),
+                ("end_group", {"left": []}), ("end_group", {"left": [9]}), ("end_group", None), ("ports", None), ("swept", {"left": []}), ("swept", {"left": [8]}), ("swept", None),
             ]
         ),
         names,

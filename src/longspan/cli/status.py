@@ -79,6 +79,10 @@ def _show(status: dict[str, Any]) -> None:
             f" {traffic['outside_share']:.0%} outside" + (f"; {spent}" if traffic["outside_share"] else ""),
             highlight=False,
         )
+    for lost in status["lost"]:
+        out.print(
+            f"  [red]lost[/red]: {lost['node']}, since {lost['seconds_ago']:.0f} s; being brought back ({lost['step']})"
+        )
     for restart in status["restarts"]:
         out.print(f"  restarted {restart['seconds_ago']:.0f} s ago: {restart['reason']}", markup=False)
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")

@@ -36,7 +36,17 @@ from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
 from longspan.errors import InputError
 from longspan.launch import drill, prover
-from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
+from longspan.launch.actions import (
+    Action,
+    Ask,
+    Call,
+    SetGateway,
+    Start,
+    StartAgent,
+    StartAgents,
+    StopAll,
+    Sweep,
+)
 from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
@@ -191,6 +201,9 @@ class Controller:
                 case StartAgents():
                     for name in self.machine.agents:
                         self._spawn(self._start_agent(name))
+                case StartAgent(node):
+                    self.links[node] = AgentLink()
+                    self._spawn(self._start_agent(node))
                 case Start(node, _) | Call(_, node, _, _) | StopAll(node):
                     link = self.links[node]
                     link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
@@ -198,9 +211,9 @@ class Controller:
                 case Ask():
                     work = asking.ask(action, self.machine, self.api_key, self.engine_key)
                     self._spawn(self._answer(action.call, work))
-                case Sweep(node):
+                case Sweep(node, call):
                     work = starting.sweep(self._node(node), node, self.mark, self.paths.run_dir, self.spec)
-                    self._spawn(self._answer(f"swept:{node}", work))
+                    self._spawn(self._answer(call, work))
                 case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:

@@ -132,6 +132,10 @@ def document(
         "first_token_seconds": round(first - begun, 3) if first else None,
         "first_token": group.first_token or None if group else None,
         "proof": _proof(group.proof if group else None),
+        "lost": [
+            {"node": name, "seconds_ago": round(now - lost.since, 1), "step": lost.step}
+            for name, lost in machine.lost.items()
+        ],
         "restarts": [
             {"seconds_ago": round(now - at, 1), "reason": reason} for at, reason in machine.restarts
         ],

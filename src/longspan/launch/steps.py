@@ -37,6 +37,7 @@ from longspan.launch.events import (
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.fence import CONVICTION_SECONDS, MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
 from longspan.launch.group import ENGINE_PROCESSES, Group
+from longspan.launch.lost_node import LostNode
 from longspan.launch.phases import said, strip_colour
 from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
@@ -91,6 +92,7 @@ class Steps:
         suspicions: node or "engine" -> what speaks against it. Suspicion only moves traffic.
         told: what the logs have said so far, without the time at which they said it.
         followed: how much of the group's timeline has been taken over.
+        lost: hosts that are being brought back; `losses` counts them.
         restarts: when the engine was fenced once it had served, and why; `tries`: those since it last settled.
         fence: the end of the last group, until the next one starts. gateways: how many were started.
         distrusted_at: since when the engine is suspected.
@@ -120,6 +122,8 @@ class Steps:
     restarts: list[tuple[float, str]] = field(default_factory=list)
     tries: int = 0
     fence: Fence | None = None
+    lost: dict[str, LostNode] = field(default_factory=dict)
+    losses: int = 0
     gateways: int = 1
     distrusted_at: float | None = None
     gateway_address: str = ""
@@ -250,7 +254,7 @@ class Steps:
         self.distrusted_at = None
         self.fence = Fence(
             self.nodes, self.mark, group.id, group.epoch + 1, bool(self.spec.ray_address), self.now,
-            self.now + pause, len(Ports._fields),
+            self.now + pause, len(Ports._fields), absent=set(self.lost),
         )  # fmt: skip
         out = SetGateway("out", f"the engine is being restarted: {what}")
         return [out, *self.fence.begin(self._collect(f"#{group.epoch + 1}"))]
@@ -269,7 +273,8 @@ class Steps:
         if fence.step != "done":
             return actions
         self.fence = None
-        self.ports[self.head.name] = Ports(*fence.ports)
+        # Ray goes on where it is.
+        self.ports[self.head.name] = Ports(*fence.ports)._replace(ray=self.ports[self.head.name].ray)
         self.group = self._new_group(fence.epoch)
         self.group.references = dict(old.references)
         self.followed = 0
@@ -290,6 +295,7 @@ class Steps:
         self._enter("stopping")
         self.waiting.clear()
         self.fence = None
+        self.lost.clear()
         if self.group:
             self.group.waiting.clear()
         # An agent that is being started is waited for: nobody else would end it before its lease.
@@ -328,6 +334,8 @@ class Steps:
     # ---- agents
     def _agent_joined(self, event: AgentJoined) -> list[Action]:
         self.joined.add(event.node)
+        if event.node in self.lost:
+            return self.lost[event.node].joined()
         if self.phase != "agents" or not set(self.agents) <= self.joined:
             return []
         self._enter("checkpoint")
@@ -355,11 +363,42 @@ class Steps:
     def _agent_silent(self, event: AgentSilent) -> list[Action]:
         if event.seconds < SILENT_SECONDS or event.node not in self.joined:
             return []
-        return self.fail(
-            "host",
-            f"The agent on {event.node} has not answered for {event.seconds:.0f} s, so the state of its ranks is unknown.",
-            "Check that the host runs and that it reaches this machine; its agent ends its own ranks by itself.",
-        )
+        what = f"The agent on {event.node} has not answered for {event.seconds:.0f} s, so the state of its ranks is unknown."
+        remedy = "Check that the host runs and that it reaches this machine; its agent ends its own ranks by itself."
+        _, *followers = self.spec.ray_nodes()
+        node = next((one for one in followers if one.name == event.node), None)
+        # Without Ray's head there is no Ray to come back to, and in a joined one the agent's way there is that Ray's. What
+        # shares a machine with others must not be swept.
+        if not self.served or self.spec.ray_address or node is None or node.ssh is None or node.container:
+            return self.fail("host", what, remedy)
+        return self._node_lost(node, what, remedy)
+
+    # ---- a host that is lost
+    def _node_lost(self, node: NodeSpec, what: str, remedy: str) -> list[Action]:
+        """Ends the group on the nodes that are left, and begins to bring the host back."""
+        self.joined.discard(node.name)
+        self.losses += 1
+        files = {path: text for path, text in self.secrets.items() if text}
+        lost = LostNode(node, self.losses + 1, self.now, files, len(Ports._fields))
+        self.lost[node.name] = lost
+        if self.fence is None:
+            actions = self._engine_failed("host", what, remedy)
+        else:
+            actions = self._fenced(self.fence.lost(node.name, self.now))
+        return actions if self.stopping else [*actions, *lost.tick(self.now)]
+
+    def _bring_back(self, lost: LostNode, actions: list[Action]) -> list[Action]:
+        """What follows from the news of a lost host."""
+        name = lost.node.name
+        if lost.broken:
+            return self.fail("host", f"{name} was lost and cannot be brought back: {lost.broken}.")
+        if lost.step != "back":
+            return actions
+        del self.lost[name]
+        self.ports[name] = Ports(*lost.ports)
+        started = self._ray_start(lost.node, head=False, epoch=lost.number)
+        after = self.fence.returned(name, self.now) if self.fence else []
+        return [*actions, started, *self._fenced(after)] if self.fence else [*actions, started]
 
     def _suspected(self, event: Suspected) -> list[Action]:
         """Takes the replica out of traffic while anything speaks against it, and back once nothing does."""
@@ -414,6 +453,9 @@ class Steps:
         return SetGateway("ready")
 
     def _start_failed(self, event: StartFailed) -> list[Action]:
+        if event.node in self.lost:
+            self.lost[event.node].failed()
+            return []
         if event.node not in self.joined:  # else ssh broke off after it had started
             self.not_started.add(event.node)
         return self.fail("host", f"The agent on {event.node} could not be started: {event.error}")
@@ -422,6 +464,9 @@ class Steps:
     def _answered(self, event: Answered) -> list[Action]:
         if self.group and event.call in self.group.waiting:
             return self._follow(self.group.answered(event.call, event.value, event.error, self.now))
+        for lost in self.lost.values():
+            if event.call in lost.waiting:
+                return self._bring_back(lost, lost.answered(event.call, event.value, event.error))
         if self.fence and event.call in self.fence.waiting:
             return self._fenced(self.fence.answered(event.call, event.value, event.error, self.now))
         if event.call not in self.waiting:
@@ -478,7 +523,7 @@ class Steps:
                     )
         return None
 
-    def _ray_start(self, node: NodeSpec, *, head: bool) -> Start:
+    def _ray_start(self, node: NodeSpec, *, head: bool, epoch: int = 1) -> Start:
         first = self.spec.ray_nodes()[0]
         fixed = RayPorts(self.spec.ray_first_port) if self.spec.ray_first_port else None
         port = fixed.gcs if fixed else self.ports[first.name].ray
@@ -489,6 +534,7 @@ class Steps:
                 node, head=head, head_address=first.address, port=port,
                 own_ports=(self.ports[node.name].ray_client, self.ports[node.name].ray_agent),
                 temp_dir=self.paths.ray_dir(node.name), token_file=self.paths.ray_token, fixed=fixed,
+                epoch=epoch,
             ),
         )  # fmt: skip
 
@@ -612,6 +658,10 @@ class Steps:
 
     # ---- time
     def _tick(self, _: Tick) -> list[Action]:
+        for lost in list(self.lost.values()):
+            actions = self._bring_back(lost, lost.tick(self.now))
+            if actions or self.stopping:
+                return actions
         if self.fence:
             return self._fenced(self.fence.tick(self.now))
         if self._is_convicted():
