@@ -108,7 +108,12 @@ def test_what_an_old_group_says_late_changes_nothing(start: Callable[..., Drive]
     """Lines, ends and answers of the first group are not taken for the second one's."""
     drive = serving(start)
     drive.do(Exited("a", "launcher", 1))
-    assert drive.do(Exited("a", "launcher", 1)) == []  # while it is being fenced
+    # While it is being fenced:
+    assert drive.do(Exited("a", "launcher", 1)) == []
+    assert (
+        drive.say("a", "launcher", launcher_line("error", kind="gpus", have=1, want=2, missing=[], alive=[]))
+        == []
+    )
     fenced(drive)
     before = drive.machine.phase
     assert drive.say("a", "launcher", launcher_line("gpus", have=2, want=2, nodes=[])) == []

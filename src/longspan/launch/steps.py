@@ -541,8 +541,8 @@ class Steps:
     # ---- process events
     def _exited(self, event: Exited) -> list[Action]:
         process, epoch = named(event.process)
-        if self._is_past(process, epoch) or (process in ENGINE_PROCESSES and self.fence):
-            return []  # it was ended, or will be
+        if self._is_past(process, epoch):
+            return []
         if process == "gateway" and self.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
         tail = self.tails.get(f"{event.node}/{event.process}", [])
@@ -566,8 +566,10 @@ class Steps:
         )
 
     def _is_past(self, process: str, epoch: int) -> bool:
-        """Whether an engine's process is of an earlier group, or of none."""
-        return process in ENGINE_PROCESSES and epoch != (self.group.epoch if self.group else 1)
+        """Whether an engine's process is of a group that was ended or is being ended."""
+        if process not in ENGINE_PROCESSES:
+            return False
+        return self.fence is not None or epoch != (self.group.epoch if self.group else 1)
 
     def _restart_gateway(self) -> list[Action]:
         """On the address that clients know; the engine does not notice."""
