@@ -48,11 +48,12 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the verb's module and returns its `command`."""
+        """Imports the verb's module and returns its command."""
         if cmd_name not in VERBS:
             return None
         module = import_module(VERBS[cmd_name][0])
-        command = getattr(module, cmd_name, None) or module.command
+        # A module of several verbs has each under its name.
+        command = module.command if hasattr(module, "command") else getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 
