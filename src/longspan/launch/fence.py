@@ -88,7 +88,8 @@ class Fence:
             case "ports" if error:
                 self.broken = f"{node} has no ports for the next start: {error}"
             case "ports":
-                self.ports, self.step = [int(port) for port in value], "done"
+                self.ports = [int(port) for port in value]
+                self._done_if_all_there()
         return []
 
     def _ended_everywhere(self, now: float) -> list[Action]:
@@ -107,7 +108,13 @@ class Fence:
     def returned(self, node: str, now: float) -> list[Action]:
         """It is back, and offers its GPUs to Ray."""
         self.absent.discard(node)
+        self._done_if_all_there()
         return self.tick(now)
+
+    def _done_if_all_there(self) -> None:
+        """A host can be lost while the ports are asked for; nothing starts without it."""
+        if self.step == "ports" and self.ports and not self.absent:
+            self.step = "done"
 
     def _ended(self, node: str, value: Any, error: str) -> None:
         left = (value or {}).get("left", [])
@@ -127,7 +134,7 @@ class Fence:
             head = self.nodes[0]
             return [self._call(head, "ports", {"address": head.address, "count": self.port_count})]
         limit = {"ending": END_SECONDS, "ports": PORTS_SECONDS}.get(self.step)
-        if limit is not None and waited > limit:
+        if limit is not None and self.waiting and waited > limit:
             silent = ", ".join(sorted({call_of(call)[1] for call in self.waiting}))
             self.broken = f"{silent} did not answer within {limit:.0f} s"
         return []
