@@ -362,3 +362,19 @@ def test_a_drill_is_an_event_like_any_other(start: Callable[..., Drive]) -> None
     assert drive.do(Struck("nobody", {})) == []
     drive.do(Exited("a", "launcher", 1))
     assert drive.do(Struck("b", {})) == []
+
+
+def test_a_host_that_comes_and_goes_has_one_patience(start: Callable[..., Drive]) -> None:
+    """Its half hour begins with the first loss of the fence, however often it was back for a moment."""
+    drive = serving(start)
+    drive.do(AgentSilent("b", 41))
+    drive.answer("collect:a#2", {})
+    drive.answer("end_group:a#2", {"left": []})
+    drive.do(Tick(), GIVE_UP_SECONDS / 2)
+    comes_back(drive)
+    drive.do(AgentSilent("b", 41))
+    assert drive.answer("ports:a#2", [8000, 8001, 8002, 8003, 8004]) == []
+    drive.do(Tick(), GIVE_UP_SECONDS / 2)
+    assert drive.machine.failure is not None
+    assert "has not come back" in drive.machine.failure.what
+    drive.stop_answers()

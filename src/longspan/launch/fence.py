@@ -38,6 +38,7 @@ class Fence:
         since: when the step began; `pause_until`: before that nothing is started.
         waiting: calls without an answer yet.
         absent: nodes that are lost. Their ranks are ended, and nothing starts before they are back.
+        lost_at: when they were first lost during this fence.
         ports: the new ones.
     """
 
@@ -52,11 +53,13 @@ class Fence:
     step: Step = "collecting"
     waiting: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
+    lost_at: dict[str, float] = field(default_factory=dict)
     ports: list[int] = field(default_factory=list)
     broken: str = ""
 
     def begin(self, evidence: Sequence[Call]) -> list[Action]:
         """Asks for the evidence; where there is none to ask for, ends the group at once."""
+        self.lost_at = dict.fromkeys(self.absent, self.since)
         self.waiting = {call.call for call in evidence}
         return [*evidence] or self._end(self.since)
 
@@ -99,6 +102,7 @@ class Fence:
     def lost(self, node: str, now: float) -> list[Action]:
         """A node that is lost answers nothing any more, and has no ranks."""
         self.absent.add(node)
+        self.lost_at.setdefault(node, now)
         gone = {call for call in self.waiting if call_of(call)[1] == node}
         self.waiting -= gone
         if not gone or self.waiting:

@@ -61,6 +61,7 @@ GROUP_PHASES = ("ray", "reservation", "engine", "gateway", "first token", "verif
 LIVE_PHASES = frozenset(GROUP_PHASES)
 # The gateway is ended by nothing of ours while it serves; one that ends again and again cannot run here.
 MAX_GATEWAYS = 5
+MAX_RESTARTS_TOLD = 100
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
 SILENT_SECONDS = 40.0
 MAX_TOLD = 10_000
@@ -217,7 +218,8 @@ class Steps:
             self.phase = phase
             if phase == "serving":
                 self.served = True
-                actions = [*actions, self._traffic()] if self.suspicions or self.held else actions
+                if self.suspicions or self.held:
+                    actions = [*(one for one in actions if one != SetGateway("ready")), self._traffic()]
         self.followed = len(group.timeline)
         self.findings += group.findings
         group.findings.clear()
@@ -245,6 +247,7 @@ class Steps:
         pause = PAUSE_SECONDS[self.tries]
         self.tries += 1
         self.restarts.append((self.now, what))
+        del self.restarts[:-MAX_RESTARTS_TOLD]
         for phase in GROUP_PHASES:
             self.started.pop(phase, None)
             self.ended.pop(phase, None)
@@ -278,6 +281,8 @@ class Steps:
         self.group = self._new_group(fence.epoch)
         self.group.references = dict(old.references)
         self.followed = 0
+        for name in [name for name in self.tails if self._is_past(*named(name.rpartition("/")[2]))]:
+            del self.tails[name]
         self._enter("ray")
         return [*actions, *self.group.start()]
 
@@ -379,7 +384,9 @@ class Steps:
         self.joined.discard(node.name)
         self.losses += 1
         files = {path: text for path, text in self.secrets.items() if text}
-        lost = LostNode(node, self.losses + 1, self.now, files, len(Ports._fields))
+        # A host that comes and goes has one patience for all of it.
+        since = self.fence.lost_at.get(node.name, self.now) if self.fence else self.now
+        lost = LostNode(node, self.losses + 1, since, files, len(Ports._fields))
         self.lost[node.name] = lost
         if self.fence is None:
             actions = self._engine_failed("host", what, remedy)
@@ -541,7 +548,7 @@ class Steps:
     # ---- process events
     def _exited(self, event: Exited) -> list[Action]:
         process, epoch = named(event.process)
-        if self._is_past(process, epoch):
+        if self._is_past(process, epoch) or (process == "gateway" and epoch != self.gateways):
             return []
         if process == "gateway" and self.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
@@ -615,7 +622,9 @@ class Steps:
         return bool(texts)
 
     def _line(self, node: str, process: str, line: str) -> list[Action]:
-        process, _ = named(process)
+        process, epoch = named(process)
+        if process == "gateway" and epoch != self.gateways:
+            return []
         if process == "ray":
             return self._ray_line(node, line)
         try:
