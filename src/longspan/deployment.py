@@ -99,6 +99,7 @@ class DeploymentSpec:
         listen: "host:port" of the gateway.
         full_digest: read whole files for the digests, whatever their size.
         ray_first_port: the first of Ray's fixed ports (`RayPorts`); None for free ones, where nodes share a machine.
+        gateway_extra: tables that the user adds to the gateway's file, as TOML.
         ray_head: a node without ranks that runs Ray's head; None for the node of rank 0.
     """
 
@@ -118,6 +119,7 @@ class DeploymentSpec:
     full_digest: bool = False
     ray_first_port: int | None = None
     ray_head: NodeSpec | None = None
+    gateway_extra: str = ""
 
     @property
     def world_size(self) -> int:

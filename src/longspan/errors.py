@@ -248,6 +248,12 @@ class DashboardKeyError(LongspanError):
     exit_code = 102
 
 
+class DrillError(LongspanError):
+    """After a fault that a drill made, the deployment was not back in time."""
+
+    exit_code = 112
+
+
 class RehearsalModelError(ModelError):
     """No shrunken model of this architecture can be made for a rehearsal."""
 

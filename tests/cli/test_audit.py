@@ -83,7 +83,7 @@ def test_the_audit_of_a_deployment(longspan: Callable[..., Any], deployment: Pla
     assert states == {
         "serving": "passed", "versions-equal": "passed", "keys": "passed", "open-ports": "skipped", "dashboard": "skipped",
         "secrets": "skipped", "tls": "passed", "slow-links": "passed", "memory-fits": "failed", "context-fits": "skipped",
-        "standby": "failed", "drain": "failed", "metrics": "failed", "licence": "passed",
+        "standby": "failed", "drain": "passed", "metrics": "failed", "licence": "passed",
     }  # fmt: skip
     assert longspan("audit", "--strict").code == AuditError.exit_code
     shown = longspan("audit")

@@ -175,3 +175,15 @@ def test_an_id_is_served_at_one_commit(model: Path, monkeypatch: pytest.MonkeyPa
     again = asked(Path("org/m"), revision="v1")
     assert (again.revision, again.identity) == (commit, spec.identity)
     assert asked(Path("org/m"), revision="v2").identity != spec.identity
+
+
+def test_the_gateways_tables_are_part_of_the_wish(model: Path, tmp_path: Path) -> None:
+    """They come with the deployment, and other tables are another deployment."""
+    extra = tmp_path / "extra.toml"
+    extra.write_text("[overflow]\nthreshold_seconds = 5\n")
+    one, plain = asked(model, gateway=extra), asked(model)
+    assert one.gateway_extra == extra.read_text()
+    assert plain.gateway_extra == ""
+    extra.write_text("[overflow]\nthreshold_seconds = 6\n")
+    assert len({one.identity, plain.identity, asked(model, gateway=extra).identity}) == 3
+    assert DeploymentSpec.from_json(json.loads(json.dumps(one.to_json()))) == one

@@ -77,8 +77,15 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_POST(self) -> None:
-        """Down."""
+        """Down, or what the operator wishes."""
         self.server.asked.append(self.path)
+        if self.path != "/v1/down":
+            subject = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["subject"]
+            self.send_response(200)
+            self.end_headers()
+            held = {} if self.path == "/v1/restore" else {subject: self.path.rpartition("/")[2]}
+            self.wfile.write(json.dumps({"held": held}).encode())
+            return
         self.server.process.kill()
         self.server.process.wait()
         self.send_response(200)
@@ -365,3 +372,50 @@ def test_the_address_for_agents() -> None:
     far = replace(SPEC, nodes=(NodeSpec("a", "255.255.255.255", 1),))
     with pytest.raises(errors.HostError, match=r"no route to 255\.255"):
         up._controller_host(far)
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"), [("drain", "a (drain)"), ("isolate", "a (isolate)"), ("restore", "nothing")]
+)
+def test_traffic_by_hand(longspan: Callable[..., Any], controller: Controller, verb: str, said: str) -> None:
+    """Each verb asks the controller for a replica or node that exists, and says what is out of traffic then."""
+    done = longspan(verb, "a")
+    assert done.code == 0
+    assert controller.asked[-1] == f"/v1/{verb}"
+    assert done.out.strip().endswith(f"Out of traffic by hand: {said}.")
+    assert json.loads(longspan(verb, "a", "--json").out).keys() == {"held"}
+    wrong = longspan(verb, "c")
+    assert wrong.code == errors.InputError.exit_code
+    assert "There are r0, a, b." in wrong.err
+
+
+def test_traffic_by_hand_needs_a_deployment(longspan: Callable[..., Any]) -> None:
+    """Nothing runs: its exit code."""
+    assert longspan("drain", "r0").code == errors.NoDeploymentError.exit_code
+
+
+def test_status_tells_traffic_and_what_is_held(longspan: Callable[..., Any], controller: Controller) -> None:
+    """Requests, the share that went outside with its money, and what the operator keeps out."""
+    controller.status["held"] = {"a": "drain"}
+    controller.status["traffic"] = {
+        "running": 2, "waiting": 1, "requests": {"local": 3, "outside": 1}, "outside_share": 0.25,
+        "money": {"outside_usd": 1.5, "avoided_usd": 4.0, "local_usd": 0.0, "saved_usd": 4.0},
+    }  # fmt: skip
+    out = longspan("status").out
+    assert "drain: a" in out
+    assert "4 requests, 2 running, 1 waiting, 25% outside; 1.50 USD there, 4.00 USD avoided" in out
+
+
+def test_a_drill_is_not_made_by_mistake(longspan: Callable[..., Any], controller: Controller) -> None:
+    """Without --yes, with an unknown fault, an impossible rate, or where something is wrong already: nothing is struck."""
+    asked = longspan("drill", "kill-rank")
+    assert asked.code == errors.InputError.exit_code
+    assert "Say --yes" in asked.err
+    for wrong in (("burn",), ("kill-rank", "--rank", "7"), ("kill-rank", "--rate", "0")):
+        assert longspan("drill", *wrong, "--yes").code == errors.InputError.exit_code
+    controller.status["suspicions"] = {"a": "a has not answered for 3 s"}
+    assert longspan("drill", "kill-rank", "--yes").code == errors.ControlPlaneError.exit_code
+    assert not [path for path in controller.asked if "strike" in path]
+    assert (
+        longspan("drill", "kill-rank", "--yes", "--name", "other").code == errors.NoDeploymentError.exit_code
+    )

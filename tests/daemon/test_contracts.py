@@ -22,7 +22,7 @@ def configuration(home: Path, listen: str, *, url: str = "http://127.0.0.1:9") -
     path = home / "gateway.toml"
     path.write_text(
         gateway_config.render(
-            listen=listen, key_sha256="0" * 64, model='a "quoted" name', url=url, upstream_key_file=str(home / "engine-key"),
+            listen=listen, key_sha256="0" * 64, admin_sha256="1" * 64, ledger=str(home / "ledger.sqlite3"), model='a "quoted" name', url=url, upstream_key_file=str(home / "engine-key"),
             state="out", reason="the engine is starting",
         )
     )  # fmt: skip
@@ -46,6 +46,7 @@ def test_the_gateway_says_where_it_listens(tmp_path: Path, url: str) -> None:
         assert line.startswith('{"event"')
         event = json.loads(line)
         assert event["event"] == "listening"
+        assert event["admin"].startswith("127.0.0.1:")
         host, port = event["address"].split(":")
         socket.create_connection((host, int(port)), timeout=60).close()
         child.send_signal(signal.SIGTERM)

@@ -330,6 +330,17 @@ def test_the_gateway_and_the_ranks_so_far(deployed: Deployed) -> None:
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(gateway, timeout=60)
     with caught.value:
         assert caught.value.code == 401
+    # The gateway tells its figures to who has the operator's key; the request without a key is none.
+    assert status["traffic"]["requests"] == {"local": 0, "outside": 0}
+    assert deployed.request("/v1/status?after=0")[1]["traffic"] is None
+    assert deployed.request("/v1/isolate", body=b'{"subject": "n1"}') == (200, {"held": {"n1": "isolate"}})
+    assert deployed.request("/v1/status")[1]["held"] == {"n1": "isolate"}
+    assert deployed.request("/v1/restore", body=b'{"subject": "n1"}') == (200, {"held": {}})
+    assert deployed.request("/v1/drain", body=b'{"subject": "x"}') == (
+        422,
+        "there is no 'x' here, only r0, n1, n2\n",
+    )
+    assert deployed.request("/v1/drain", body=b"[]")[0] == 400
     (deployed.home / "end").touch()
     assert (
         "launcher on n1 ended with status 5 in phase engine. Its log says: ValueError: the end"
@@ -347,7 +358,7 @@ def test_who_may_speak_to_it(deployed: Deployed) -> None:
     """Every request needs its key; unknown agents and messages that are none are refused; nothing stops it."""
     deployed.start(ray=HOLD)
     deployed.reach("ray")
-    for path, body in (("/v1/status", None), ("/v1/down", b""), ("/v1/agents/n1/events", b"{}"),
+    for path, body in (("/v1/status", None), ("/v1/down", b""), ("/v1/drain", b'{"subject": "r0"}'), ("/v1/agents/n1/events", b"{}"),
                        ("/v1/agents/n1/commands", None)):  # fmt: skip
         assert deployed.request(path, key="wrong", body=body)[0] == 401
     # The operator's key is not an agent's.

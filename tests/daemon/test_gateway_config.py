@@ -30,8 +30,11 @@ def test_how_many_run_at_once_is_read_from_the_engines_arguments(
 def test_the_file_is_one_that_the_gateway_takes(running: int | None) -> None:
     """Including names that need quoting."""
     text = render(
-        listen="127.0.0.1:8000", key_sha256="0" * 64, model='a "b"', url="http://10.0.0.1:9", upstream_key_file="/k",
+        listen="127.0.0.1:8000", key_sha256="0" * 64, admin_sha256="1" * 64, ledger="/s/ledger.sqlite3", model='a "b"', url="http://10.0.0.1:9", upstream_key_file="/k",
         state="ready", reason="", max_running=running,
     )  # fmt: skip
-    (replica,) = parse_config(text).replicas
+    config = parse_config(text)
+    (replica,) = config.replicas
+    assert config.admin is not None
+    assert (config.admin.sha256, config.ledger) == ("1" * 64, "/s/ledger.sqlite3")
     assert (replica.max_running, replica.model) == (running, 'a "b"')

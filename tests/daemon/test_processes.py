@@ -164,3 +164,28 @@ time.sleep(1000)
         processes.end({killed.pid}, grace_seconds=0)
         processes.remove_shm(found)
         assert (own.exists(), shared.exists()) == (False, True)
+
+
+def test_a_group_ends_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """Only what carries the group's word is ended, children too; what it mapped of shared memory goes with it."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from longspan.daemon import processes as p\n"
+        "p.become_subreaper(); log = Path(sys.argv[2])\n"
+        "env = {'LONGSPAN_GROUP': 'm/1'}\n"
+        "one = p.start(['bash', '-c', 'sleep 1000 & sleep 1001'], env=env, mark='m', log=log)\n"
+        "two = p.start(['sleep', '1002'], env={'LONGSPAN_GROUP': 'm/2'}, mark='m', log=log)\n"
+        "import time\n"
+        "while len(p.marked('m/1', 'LONGSPAN_GROUP')) < 3: time.sleep(0.05)\n"
+        "seen, left = p.end_group('m/1', 'm', joined=False)\n"
+        "print(len(seen), len(left), two.poll() is None, len(p.marked('m/1', 'LONGSPAN_GROUP')))\n"
+        "p.end({two.pid}, grace_seconds=5)\n"
+    )
+    source = str(Path(processes.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code, source, str(tmp_path / "log")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["3", "0", "True", "0"], done.stderr

@@ -123,6 +123,43 @@ def a_host_that_freezes_loses_its_traffic(longspan: Longspan, host: LabHost, sta
     assert longspan.status()["phase"] == "serving"
 
 
+@pytest.mark.skipif(
+    not os.environ.get("LONGSPAN_LONG_TESTS"), reason="takes five minutes: LONGSPAN_LONG_TESTS=1 runs it"
+)
+@pytest.mark.parametrize("executor", ["ray", "mp"])
+def test_a_host_that_is_cut_off_for_a_minute_comes_back(
+    lab: Lab, ssh_user: tuple[Longspan, Path], executor: str
+) -> None:
+    """Longer than its lease: its agent ends its ranks and itself; once it can be reached it is swept, joined to Ray again, and
+    the next group runs on it, with its proof."""
+    longspan, cluster = ssh_user
+    done = longspan.up("--cluster", str(cluster), "--executor", executor, "--listen", "127.0.0.1:18434")
+    assert done.returncode == 0, done.stderr + done.stdout
+    before = longspan.status()
+    began = time.monotonic()
+    lab["h2"].cut()
+    try:
+        while not longspan.status()["lost"]:
+            assert time.monotonic() < began + 120
+            time.sleep(0.2)
+        print(f"given up after {time.monotonic() - began:.1f} s")
+        time.sleep(20)
+    finally:
+        lab["h2"].heal()
+    healed = time.monotonic()
+    while (status := longspan.status())["phase"] != "serving":
+        assert time.monotonic() < healed + 400, status["phase"]
+        time.sleep(0.5)
+    print(f"serves {time.monotonic() - healed:.1f} s after the link was back")
+    assert status["lost"] == []
+    assert len(status["restarts"]) == 1
+    assert [rank["address"] for rank in status["ranks"]] == [host.address for host in lab.hosts]
+    assert status["proof"]["verdict"] == "verified"
+    assert {rank["pid"] for rank in status["ranks"]}.isdisjoint({rank["pid"] for rank in before["ranks"]})
+    assert "Paris" in chat(status["endpoint"], Path(status["api_key_file"]).read_text())
+    assert longspan.run("down").returncode == 0
+
+
 RAY = (
     RUN[0],
     "-m",

@@ -131,6 +131,13 @@ class Drive:
         ):
             node, _, epoch = event.call.partition(":")[2].partition("#")
             self.ended.add((node, int(epoch or 1)))
+        if (
+            isinstance(event, Answered)
+            and event.call.startswith("swept:")
+            and event.value == {"left": []}
+            and self.machine.fence
+        ):
+            self.ended.add((event.call.partition(":")[2].partition("#")[0], self.machine.fence.epoch))
         return self.note(self.machine.handle(event, self.now))
 
     def answer(self, call: str, value: Any = None, error: str = "") -> list[Action]:

@@ -73,7 +73,7 @@ def test_an_agent_that_never_comes_does_not_hold_up_the_end(start: Callable[...,
     drive.answer(f"stopped:{FRONT}", {"left": []})
     drive.do(Tick())
     assert drive.machine.phase == "stopping"
-    assert drive.do(Tick(), 60) == [Sweep("a"), Sweep("b")]
+    assert drive.do(Tick(), 60) == [Sweep("a", "swept:a"), Sweep("b", "swept:b")]
     drive.answer("swept:a", {"left": []})
     assert drive.machine.phase == "stopping"
     drive.answer("swept:b", error="Connection refused")
@@ -91,7 +91,7 @@ def test_an_agent_that_beats_but_does_not_confirm(start: Callable[..., Drive]) -
     drive.answer("stopped:a", {"left": []})
     drive.answer(f"stopped:{FRONT}", {"left": []})
     assert drive.do(Tick(), 80) == []
-    assert drive.do(Tick(), 20) == [Sweep("b")]
+    assert drive.do(Tick(), 20) == [Sweep("b", "swept:b")]
     drive.answer("stopped:b", {"left": []})
     assert drive.machine.phase == "stopping"
     drive.do(Tick(), SWEEP_SECONDS + 1)
@@ -121,7 +121,7 @@ def test_what_an_agent_could_not_end_is_a_finding(start: Callable[..., Drive]) -
     drive.do(AgentSilent("a", 40))
     drive.do(AgentSilent("b", 29))
     assert drive.machine.phase == "stopping"
-    assert drive.do(AgentSilent("b", 31)) == [Sweep("b")]
+    assert drive.do(AgentSilent("b", 31)) == [Sweep("b", "swept:b")]
     drive.answer("swept:b", {"left": [7]})
     assert drive.machine.phase == "gone"
     assert [(f.subject, f.cause) for f in drive.machine.findings] == [
@@ -425,9 +425,9 @@ def test_a_line_that_is_new_is_a_sign_of_life(start: Callable[..., Drive]) -> No
 
 
 def test_an_agent_falls_silent(start: Callable[..., Drive]) -> None:
-    """A lease that may still hold is a suspicion, more ends the replica, and the node is named."""
+    """A lease that may still hold is a suspicion, more ends a launch, and the node is named."""
     drive = start()
-    drive.until("proof")
+    drive.until("ranks_join")
     assert drive.do(AgentSilent("b", SILENT_SECONDS - 0.1)) == []
     drive.do(AgentSilent("b", SILENT_SECONDS))
     failure = failed(drive)
@@ -504,7 +504,7 @@ def test_evidence_is_not_waited_for_for_long(start: Callable[..., Drive]) -> Non
     dead = start()
     dead.until("ranks_join")
     dead.do(AgentSilent("b", SILENT_SECONDS))
-    assert dead.do(AgentSilent("b", SILENT_SECONDS + 1)) == [Sweep("b")]
+    assert dead.do(AgentSilent("b", SILENT_SECONDS + 1)) == [Sweep("b", "swept:b")]
     assert dead.answer("collect:a", {}) == [StopAll(FRONT), StopAll("a"), StopAll("b")]
 
 

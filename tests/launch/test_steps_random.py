@@ -16,6 +16,7 @@ from longspan.launch.events import (
     StartFailed,
     Suspected,
     Tick,
+    Wished,
 )
 from longspan.launch.steps import FRONT
 
@@ -68,7 +69,7 @@ answers = st.one_of(
                 ("ranks", {"100": []}), ("ranks", {"101": []}), ("ranks", {}), ("reference", reference(-1.0)),
                 ("reference", reference(-2.0)), ("reference", {"skipped": "no"}), ("stopped", {"left": []}),
                 ("stopped", None), ("unasked", 1), ("collect", {}),
-                ("end_group", {"left": []}), ("end_group", {"left": [9]}), ("end_group", None), ("ports", None),
+                ("end_group", {"left": []}), ("end_group", {"left": [9]}), ("end_group", None), ("ports", None), ("swept", {"left": []}), ("swept", {"left": [8]}), ("swept", None),
             ]
         ),
         names,
@@ -87,6 +88,9 @@ events: st.SearchStrategy[Any] = st.one_of(
     st.builds(AgentSilent, names, st.floats(3, 100)),
     st.builds(
         Suspected, st.sampled_from(["a", "b", "engine"]), st.sampled_from(["", "it has not answered for 3 s"])
+    ),
+    st.builds(
+        Wished, st.sampled_from(["r0", "a", "x"]), st.sampled_from(["drain", "isolate", "restore", "?"])
     ),
     st.builds(StartFailed, names, st.just("no route")),
     st.builds(Exited, names, processes, st.integers(-9, 3)),

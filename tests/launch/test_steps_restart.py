@@ -6,9 +6,22 @@ from typing import Any
 import pytest
 from driving import Drive, checked_drives, evidence, launcher_line, take_down
 
-from longspan.launch.actions import Ask, Call, SetGateway, Start
-from longspan.launch.events import AgentSilent, DownAsked, Exited, Lines, Suspected, Tick
+from longspan.launch.actions import Ask, Call, SetGateway, Start, StartAgent, Sweep
+from longspan.launch.events import (
+    AgentJoined,
+    AgentSilent,
+    Answered,
+    DownAsked,
+    Exited,
+    Lines,
+    StartFailed,
+    Struck,
+    Suspected,
+    Tick,
+    Wished,
+)
 from longspan.launch.fence import CONVICTION_SECONDS, END_SECONDS, MAX_RESTARTS, SETTLED_SECONDS
+from longspan.launch.lost_node import GIVE_UP_SECONDS
 from longspan.launch.steps import FRONT, MAX_GATEWAYS
 
 
@@ -95,7 +108,12 @@ def test_what_an_old_group_says_late_changes_nothing(start: Callable[..., Drive]
     """Lines, ends and answers of the first group are not taken for the second one's."""
     drive = serving(start)
     drive.do(Exited("a", "launcher", 1))
-    assert drive.do(Exited("a", "launcher", 1)) == []  # while it is being fenced
+    # While it is being fenced:
+    assert drive.do(Exited("a", "launcher", 1)) == []
+    assert (
+        drive.say("a", "launcher", launcher_line("error", kind="gpus", have=1, want=2, missing=[], alive=[]))
+        == []
+    )
     fenced(drive)
     before = drive.machine.phase
     assert drive.say("a", "launcher", launcher_line("gpus", have=2, want=2, nodes=[])) == []
@@ -187,12 +205,106 @@ def test_what_does_not_end_is_not_started_over(
     assert not [name for _, name in drive.started() if name == "launcher.2"]
 
 
-def test_a_node_that_is_lost_while_the_group_is_fenced(start: Callable[..., Drive]) -> None:
-    """Its agent's silence ends the deployment as before: nobody else could start there."""
+def comes_back(drive: Drive, number: int = 2) -> list[Any]:
+    """The lost host b is swept, gets an agent, its files and Ray; returns what starts then."""
+    assert drive.answer(f"swept:b#{number}", {"left": []}) == [StartAgent("b")]
+    calls = drive.do(AgentJoined("b"))
+    assert [call.call for call in calls] == [f"write:b#{number}", f"ports:b#{number}"]
+    assert calls[0].arguments["files"] == drive.machine.secrets
+    drive.answer(f"write:b#{number}", {})
+    return drive.answer(f"ports:b#{number}", [9000, 9001, 9002, 9003, 9004])
+
+
+def test_a_host_that_is_lost_comes_back(start: Callable[..., Drive]) -> None:
+    """The group is ended where somebody answers, the host is swept as often as it takes, gets an agent and joins Ray again;
+    only then the next group starts, on Ray's old address."""
+    drive = serving(start)
+    address = drive.machine.ray_address
+    actions = drive.do(AgentSilent("b", 41))
+    assert [(a.node, a.what) for a in actions if isinstance(a, Call)] == [("a", "collect")]
+    assert [a for a in actions if isinstance(a, Sweep)] == [Sweep("b", "swept:b#2")]
+    assert drive.do(AgentSilent("b", 42)) == []
+    drive.answer("collect:a#2", {})
+    drive.answer("end_group:a#2", {"left": []})
+    assert drive.answer("swept:b#2", error="HostError: no route") == []
+    assert drive.do(Tick(), 10) == []
+    assert drive.do(Tick(), 30) == [Sweep("b", "swept:b#2")]
+    assert drive.machine.phase == "fencing"
+    ray, ports = comes_back(drive)
+    assert (ray.node, ray.process.name) == ("b", "ray.2")
+    assert f"--address={address}" in ray.process.argv
+    assert (ports.node, ports.what) == ("a", "ports")
+    (launcher,) = drive.answer("ports:a#2", [8000, 8001, 8002, 8003, 8004])
+    assert launcher.process.name == "launcher.2"
+    assert comes_up(drive) == [SetGateway("ready")]
+    assert drive.machine.lost == {}
+    # Lost once more: calls and Ray's process have names of their own again, and Ray's port is still the first one.
+    drive.do(AgentSilent("b", 41))
+    drive.answer("collect:a#3", {})
+    drive.answer("end_group:a#3", {"left": []})
+    drive.do(Tick(), 20)
+    ray, *_ = comes_back(drive, 3)
+    assert ray.process.name == "ray.3"
+    assert f"--address={address}" in ray.process.argv
+    take_down(drive)
+
+
+def test_a_host_that_is_lost_while_the_group_is_fenced(start: Callable[..., Drive]) -> None:
+    """What it was asked is not waited for any longer; the fence goes on without it and waits for it at the end."""
     drive = serving(start)
     drive.do(Exited("a", "launcher", 1))
-    drive.do(AgentSilent("b", 50))
-    assert drive.machine.phase == "stopping"
+    drive.answer("collect:a#2", {})
+    ends = drive.do(AgentSilent("b", 41))
+    assert [(a.node, a.what) for a in ends if isinstance(a, Call)] == [("a", "end_group")]
+    drive.answer("end_group:a#2", {"left": []})
+    drive.do(Tick(), 20)
+    assert drive.machine.fence.step == "pausing"
+    comes_back(drive)
+    drive.answer("ports:a#2", [8000, 8001, 8002, 8003, 8004])
+    assert comes_up(drive) == [SetGateway("ready")]
+
+
+def test_an_agent_that_does_not_start_on_a_host_that_is_back(start: Callable[..., Drive]) -> None:
+    """It is tried again, from the sweep on."""
+    drive = serving(start)
+    drive.do(AgentSilent("b", 41))
+    assert drive.answer("swept:b#2", {"left": []}) == [StartAgent("b")]
+    assert drive.do(StartFailed("b", "no python")) == []
+    assert drive.machine.failure is None
+    for _ in range(30):
+        if Sweep("b", "swept:b#2") in drive.do(Tick(), 2):
+            break
+    else:
+        raise AssertionError("not tried again")
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Answered("swept:b#2", {"left": [7]}), "pid 7 on b does not end"),
+        (Tick(), "has not come back for 30 minutes"),
+    ],
+)
+def test_a_host_that_cannot_be_brought_back(start: Callable[..., Drive], event: Any, words: str) -> None:
+    """What does not end there, or a host that stays away: the deployment ends and says why."""
+    drive = serving(start)
+    drive.do(AgentSilent("b", 41))
+    drive.do(event, 1 if isinstance(event, Answered) else GIVE_UP_SECONDS + 1)
+    assert drive.machine.failure is not None
+    assert words in drive.machine.failure.what
+    drive.stop_answers()
+
+
+@pytest.mark.parametrize(
+    ("node", "changes"), [("a", {}), ("b", {"ray_address": "10.0.0.9:6379"}), (FRONT, {})]
+)
+def test_a_loss_that_ends_the_deployment(
+    start: Callable[..., Drive], node: str, changes: dict[str, Any]
+) -> None:
+    """Ray's head, a host of a joined Ray, our own machine."""
+    drive = serving(start, **changes)
+    drive.do(AgentSilent(node, 41))
+    assert drive.machine.failure is not None
     drive.stop_answers()
 
 
@@ -219,4 +331,50 @@ def test_a_gateway_that_ends_is_started_again(start: Callable[..., Drive]) -> No
         assert drive.machine.phase == "serving"
     drive.do(Exited(FRONT, f"gateway.{MAX_GATEWAYS}", -9))
     assert drive.machine.failure is not None
+    drive.stop_answers()
+
+
+def test_traffic_by_hand(start: Callable[..., Drive]) -> None:
+    """Isolated outweighs drained, suspicion both; a replica's name lifts everything; it holds over a restart."""
+    drive = serving(start)
+    assert drive.do(Wished("r0", "drain")) == [SetGateway("draining", "drained by the operator: r0")]
+    assert drive.do(Wished("b", "isolate")) == [SetGateway("out", "isolated by the operator: b")]
+    assert drive.do(Suspected("a", "silent")) == [SetGateway("out", "silent")]
+    assert drive.do(Suspected("a", "")) == [SetGateway("out", "isolated by the operator: b")]
+    assert drive.do(Wished("b", "restore")) == [SetGateway("draining", "drained by the operator: r0")]
+    assert drive.do(Wished("c", "isolate")) == []
+    drive.do(Exited("a", "launcher", 1))
+    assert drive.do(Wished("b", "isolate")) == []
+    fenced(drive)
+    assert comes_up(drive)[-1] == SetGateway("out", "isolated by the operator: b")
+    assert drive.do(Wished("r0", "restore")) == [SetGateway("ready")]
+
+
+def test_a_drill_is_an_event_like_any_other(start: Callable[..., Drive]) -> None:
+    """The node's agent is told once for each strike; its answer, or refusal, changes nothing."""
+    drive = serving(start)
+    (call,) = drive.do(Struck("b", {"pid": 101, "signal": "KILL"}))
+    assert isinstance(call, Call)
+    assert (call.node, call.what, call.arguments["mark"]) == ("b", "strike", "default-m")
+    assert drive.answer(call.call, error="no such process") == []
+    (again,) = drive.do(Struck("b", {"pid": 101, "signal": "CONT"}))
+    assert again.call != call.call
+    assert drive.do(Struck("nobody", {})) == []
+    drive.do(Exited("a", "launcher", 1))
+    assert drive.do(Struck("b", {})) == []
+
+
+def test_a_host_that_comes_and_goes_has_one_patience(start: Callable[..., Drive]) -> None:
+    """Its half hour begins with the first loss of the fence, however often it was back for a moment."""
+    drive = serving(start)
+    drive.do(AgentSilent("b", 41))
+    drive.answer("collect:a#2", {})
+    drive.answer("end_group:a#2", {"left": []})
+    drive.do(Tick(), GIVE_UP_SECONDS / 2)
+    comes_back(drive)
+    drive.do(AgentSilent("b", 41))
+    assert drive.answer("ports:a#2", [8000, 8001, 8002, 8003, 8004]) == []
+    drive.do(Tick(), GIVE_UP_SECONDS / 2)
+    assert drive.machine.failure is not None
+    assert "has not come back" in drive.machine.failure.what
     drive.stop_answers()

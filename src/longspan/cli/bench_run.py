@@ -244,6 +244,8 @@ def _calibrate(spec: LoadSpec, processes: int) -> Calibration | None:
         port = int(server.stdout.readline())
         job = Job(Target("127.0.0.1", port), "null", load, WordRate(), keep_texts=True)
         measured = asyncio.run(_drive(job, processes, None))
+        if measured.stopped:
+            raise click.Abort
         return calibration(measured.records, measured.texts, measured.zero)
     finally:
         server.communicate()

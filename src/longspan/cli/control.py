@@ -28,7 +28,12 @@ STOP_TIMEOUT_SECONDS = 240
 
 
 def request(
-    record: dict[str, Any], path: str, *, post: bool = False, timeout_seconds: float = 15
+    record: dict[str, Any],
+    path: str,
+    *,
+    post: bool = False,
+    body: dict[str, Any] | None = None,
+    timeout_seconds: float = 15,
 ) -> dict[str, Any]:
     """One request to the controller, with the operator's key out of its record.
 
@@ -37,7 +42,7 @@ def request(
     """
     wanted = urllib.request.Request(  # noqa: S310 - the URL comes from our own record, mode 0600
         record["url"] + path,
-        data=b"" if post else None,
+        data=json.dumps(body).encode() if body is not None else b"" if post else None,
         headers={"Authorization": f"Bearer {record['key']}"},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -29,7 +29,7 @@ from longspan.launch.phases import rank_of_title
 
 Change = tuple[str, str, str]
 # Nothing is waited for in these: it serves, or it is being ended already.
-SETTLED = frozenset({"serving", "failed", "stopping", "gone"})
+SETTLED = frozenset({"serving", "fencing", "failed", "stopping", "gone"})
 
 
 @dataclass(frozen=True, slots=True)

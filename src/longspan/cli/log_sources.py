@@ -10,7 +10,7 @@ from typing import Any
 from longspan.daemon.picture import ONLY_REPLICA
 from longspan.errors import LogsError
 
-# What an engine's front end and ranks write into; the agents give the processes these names.
+# What an engine's front end and ranks write into; the agents give the processes these names, later groups' with a number.
 ENGINE_LOGS = ("engine", "launcher")
 READ_BYTES = 1 << 20
 TAIL_BYTES = 4 << 20  # of one file, for its last lines
@@ -128,7 +128,7 @@ def sources(roots: tuple[Path, ...], want: Wanted) -> list[Source]:
         for node in want.nodes:
             folder = root / node
             for path in sorted(folder.glob("*.log")) if folder.is_dir() else ():
-                if not want.processes or path.stem in want.processes:
+                if not want.processes or path.stem.partition(".")[0] in want.processes:
                     found.setdefault((node, path.stem), Source(path, node, path.stem))
     return list(found.values())
 

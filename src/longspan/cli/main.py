@@ -19,6 +19,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "rehearse": ("longspan.cli.rehearse", "The plan with a shrunken model, on CPUs or the real nodes."),
     "down": ("longspan.cli.down", "Stop the deployment and leave nothing behind."),
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
+    "drain": ("longspan.cli.traffic", "Take a replica or node out of traffic; what runs there may end."),
+    "isolate": ("longspan.cli.traffic", "Take a replica or node out of traffic at once."),
+    "restore": ("longspan.cli.traffic", "Put it back into traffic."),
+    "drill": ("longspan.cli.drill", "Break something on purpose; time detection, rerouting and recovery."),
     "top": ("longspan.cli.top", "Nodes, GPUs, ports, replicas, queue and alarms on one screen."),
     "logs": ("longspan.cli.logs", "The logs of a replica or node, from all machines."),
     "probe": ("longspan.cli.probe", "Ask for one token; for the probes of Kubernetes and systemd."),
@@ -45,10 +49,12 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the verb's module and returns its `command`."""
+        """Imports the verb's module and returns its command."""
         if cmd_name not in VERBS:
             return None
-        command = import_module(VERBS[cmd_name][0]).command
+        module = import_module(VERBS[cmd_name][0])
+        # A module of several verbs has each under its name.
+        command = module.command if hasattr(module, "command") else getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 

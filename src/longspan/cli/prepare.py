@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longspan.cli import allocation, machine, placing, plan_choice
+from longspan.cli import allocation, gateway_extra, machine, placing, plan_choice
 from longspan.cli.devices import device_of
 from longspan.cli.joining import probe_ray, read_cluster
 from longspan.cli.placing import cluster_nodes, node_of
@@ -77,11 +77,12 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         layout = Layout(tp=tp, pp=pp)
     else:
         layout, nodes = choice.replica.layout, place_planned(choice, device, hosts, on_cluster)
+    served_name = request.served_name or found.served_name
     spec = DeploymentSpec(
         name=request.name,
         identity="",
         model=found.model,
-        served_name=request.served_name or found.served_name,
+        served_name=served_name,
         tp=layout.tp,
         pp=layout.pp,
         executor=request.executor or "ray",
@@ -94,6 +95,9 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         full_digest=request.full_digest,
         ray_first_port=ports.first if (ports := ray_ports_of(hosts)) else None,
         ray_head=ray_head_of(hosts),
+        gateway_extra=gateway_extra.read(request.gateway, request.listen, served_name)
+        if request.gateway
+        else "",
     )
     check_layout(facts, spec, layout)
     text = json.dumps(asdict(spec), sort_keys=True)

@@ -28,3 +28,4 @@ class Request:
     ray: str | None = None
     ray_wait_seconds: int = 0
     device: Device | None = None
+    gateway: Path | None = None

@@ -65,6 +65,24 @@ def _show(status: dict[str, Any]) -> None:
         out.print(f"  [yellow]out of traffic[/yellow]: {reason}")
     for line in alarm_lines(status.get("alarms", [])):
         out.print(line)
+    for subject, wish in status["held"].items():
+        out.print(
+            f"  [yellow]{wish}[/yellow]: {subject}, by the operator; `longspan restore {subject}` lifts it"
+        )
+    if traffic := status["traffic"]:
+        money = traffic["money"]
+        spent = (
+            f"{money['outside_usd']:.2f} USD there, {money['avoided_usd']:.2f} USD avoided by serving here"
+        )
+        out.print(
+            f"  traffic   {sum(traffic['requests'].values())} requests, {traffic['running']} running, {traffic['waiting']} waiting,"
+            f" {traffic['outside_share']:.0%} outside" + (f"; {spent}" if traffic["outside_share"] else ""),
+            highlight=False,
+        )
+    for lost in status["lost"]:
+        out.print(
+            f"  [red]lost[/red]: {lost['node']}, since {lost['seconds_ago']:.0f} s; being brought back ({lost['step']})"
+        )
     for restart in status["restarts"]:
         out.print(f"  restarted {restart['seconds_ago']:.0f} s ago: {restart['reason']}", markup=False)
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")

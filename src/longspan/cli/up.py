@@ -107,6 +107,11 @@ class UpCommand(click.Command):
     help="The clients' key, out of a file. [default: one is made and kept]",
 )
 @click.option(
+    "--gateway",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Tables (TOML) for the gateway: providers, overflow, keys, queue, routing, …",
+)
+@click.option(
     "--foreground",
     is_flag=True,
     help="Stay until the deployment is gone; SIGTERM takes it down. For Slurm, containers and systemd.",
@@ -133,6 +138,7 @@ def command(
     revision: str | None,
     full_digest: bool,
     api_key_file: Path | None,
+    gateway: Path | None,
     foreground: bool,
     as_json: bool,
 ) -> int:
@@ -144,7 +150,7 @@ def command(
     places = Places.of(name)
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
-        ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device,
+        ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device, gateway,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
     if foreground:

@@ -4,6 +4,8 @@ import json
 import time
 from typing import Any
 
+import aiohttp
+
 from longspan.errors import LongspanError
 from longspan.launch import prover
 from longspan.launch.actions import Ask
@@ -26,6 +28,27 @@ async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> A
         return await first_token(gateway)
     # About one replica, and with prompt_logprobs, which the gateway need not let clients ask for: the engine itself.
     return await evidence(gateway, engine)
+
+
+async def traffic(admin: str, key: str) -> dict[str, Any] | None:
+    """What the gateway counts: requests, those waiting and running, the share that went outside, money; None if it is away.
+
+    Args:
+        admin: its admin address, HOST:PORT.
+    """
+    headers = {"Authorization": f"Bearer {key}"}
+    try:
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=2)) as session,
+            session.get(f"http://{admin}/admin/status") as response,
+        ):
+            found = await response.json()
+            return {
+                "running": int(found["running"]), "waiting": sum(found["waiting"].values()), "requests": found["requests"],
+                "outside_share": float(found["outside_share"]), "money": found["money"],
+            }  # fmt: skip
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+        return None
 
 
 async def first_token(endpoint: prover.Endpoint) -> dict[str, Any]:

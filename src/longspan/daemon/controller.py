@@ -34,8 +34,19 @@ from longspan.daemon.telemetry import Telemetry
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
-from longspan.launch import prover
-from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, StartAgents, StopAll, Sweep
+from longspan.errors import InputError
+from longspan.launch import drill, prover
+from longspan.launch.actions import (
+    Action,
+    Ask,
+    Call,
+    SetGateway,
+    Start,
+    StartAgent,
+    StartAgents,
+    StopAll,
+    Sweep,
+)
 from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
@@ -44,12 +55,14 @@ from longspan.launch.events import (
     Event,
     Lines,
     StartFailed,
+    Struck,
     Suspected,
     Tick,
+    Wished,
 )
 from longspan.launch.health import CANARY_SECONDS, CPU_STALL_SECONDS, STALL_SECONDS, Health
 from longspan.launch.run_dir import Paths
-from longspan.launch.steps import FRONT, Steps
+from longspan.launch.steps import FRONT, WISHES, Steps
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -124,7 +137,13 @@ class Controller:
         self.telemetry = Telemetry(
             spec, places, agent_key=self.agent_key, operator_key=self.operator_key, engine_key=self.engine_key,
             status=self.status, engines=lambda: {"r0": self.machine.group.engine_url} if self.machine.group else {},
+            gateway=self._gateway_metrics,
         )  # fmt: skip
+
+    def _gateway_metrics(self) -> tuple[str, str] | None:
+        """Where the gateway tells its figures, and the key that it asks for."""
+        admin = self.machine.gateway_admin
+        return (f"http://{admin}/metrics", self.operator_key) if admin else None
 
     # ---- the loop
     async def feed(self, event: Event) -> None:
@@ -182,6 +201,9 @@ class Controller:
                 case StartAgents():
                     for name in self.machine.agents:
                         self._spawn(self._start_agent(name))
+                case StartAgent(node):
+                    self.links[node] = AgentLink()
+                    self._spawn(self._start_agent(node))
                 case Start(node, _) | Call(_, node, _, _) | StopAll(node):
                     link = self.links[node]
                     link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
@@ -189,9 +211,9 @@ class Controller:
                 case Ask():
                     work = asking.ask(action, self.machine, self.api_key, self.engine_key)
                     self._spawn(self._answer(action.call, work))
-                case Sweep(node):
+                case Sweep(node, call):
                     work = starting.sweep(self._node(node), node, self.mark, self.paths.run_dir, self.spec)
-                    self._spawn(self._answer(f"swept:{node}", work))
+                    self._spawn(self._answer(call, work))
                 case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
@@ -207,10 +229,12 @@ class Controller:
 
     def _gateway_toml(self, state: str, reason: str) -> str:
         key = self.api_key
-        return gateway_config.render(
+        text = gateway_config.render(
             # A gateway that is started again must listen where the clients know it.
             listen=self.machine.gateway_address or self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
+            admin_sha256=hashlib.sha256(self.operator_key.encode()).hexdigest(),
+            ledger=str(self.places.ledger),
             model=self.spec.served_name,
             url=self.machine.group.engine_url if self.machine.group else "",
             upstream_key_file=str(self.places.engine_key),
@@ -218,6 +242,7 @@ class Controller:
             reason=reason,
             max_running=gateway_config.max_running(self.spec.vllm_arguments),
         )
+        return f"{text}\n{self.spec.gateway_extra}"
 
     def _node(self, name: str) -> NodeSpec | None:
         """A node by its name; None for the front agent's machine."""
@@ -346,13 +371,43 @@ class Controller:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1):
                         await self.changed.wait_for(lambda: self.version != after)
-        return web.json_response(self.status())
+        document = self.status()
+        if after < 0 and self.machine.gateway_admin:  # somebody looks; who follows a launch has no use for it
+            document["traffic"] = await asking.traffic(self.machine.gateway_admin, self.operator_key)
+        return web.json_response(document)
+
+    async def post_wish(self, request: web.Request) -> web.Response:
+        """The operator's drain, isolate or restore of a replica or node: {"subject": name}."""
+        self._authorised(request, self.operator_key)
+        wish = request.path.rpartition("/")[2]
+        try:
+            subject = str((await request.json())["subject"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise web.HTTPBadRequest(text='send {"subject": "r0"}\n') from error
+        names = self.machine.subjects
+        if subject not in names:
+            raise web.HTTPUnprocessableEntity(text=f"there is no {subject!r} here, only {', '.join(names)}\n")
+        await self.feed(Wished(subject, wish))
+        return web.json_response({"held": self.machine.held})
 
     async def post_down(self, request: web.Request) -> web.Response:
         """Takes the deployment down; the answer does not wait for it."""
         self._authorised(request, self.operator_key)
         await self.feed(DownAsked())
         return web.json_response({})
+
+    async def post_strike(self, request: web.Request) -> web.Response:
+        """A drill's fault: {"fault": …, "rank": …}, or with "resume" the end of a pause."""
+        self._authorised(request, self.operator_key)
+        try:
+            wanted = await request.json()
+            node, arguments = drill.target(wanted["fault"], self.status(), wanted.get("rank"))
+        except (ValueError, LookupError, TypeError, AttributeError, InputError) as error:
+            raise web.HTTPBadRequest(text=f"no fault: {error}\n") from error
+        if wanted.get("resume"):
+            arguments["signal"] = "CONT"
+        await self.feed(Struck(node, arguments))
+        return web.json_response({"node": node})
 
     def status(self) -> dict[str, Any]:
         """What `longspan status --json` prints."""
@@ -374,6 +429,9 @@ class Controller:
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
         app.router.add_get("/v1/status", self.get_status)
         app.router.add_post("/v1/down", self.post_down)
+        app.router.add_post("/v1/strike", self.post_strike)
+        for wish in WISHES:
+            app.router.add_post(f"/v1/{wish}", self.post_wish)
         app.router.add_routes(self.telemetry.routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Awaitable, Callable
@@ -208,6 +209,30 @@ def _title(pid: int) -> str:
     return ""
 
 
+async def strike(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """A drill: signals one of our own processes, found by its pid or by the Python module that it runs.
+
+    Raises:
+        ValueError: there is none.
+    """
+    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    if "pid" in arguments:
+        found = {int(arguments["pid"])} & here
+    else:
+        found = {pid for pid in here if arguments["module"] in _words(pid)}
+    if not found:
+        raise ValueError("no such process of ours runs here")
+    for pid in found:
+        os.kill(pid, signal.Signals[f"SIG{arguments['signal']}"])
+    return {"pids": sorted(found)}
+
+
+def _words(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
 FUNCTIONS: dict[str, Function] = {
     "collect": collect,
     "end_group": end_group,
@@ -216,6 +241,7 @@ FUNCTIONS: dict[str, Function] = {
     "ports": ports,
     "digest": digest_model,
     "ranks": ranks,
+    "strike": strike,
     "workers": workers,
     "reference": make_reference,
 }

@@ -8,6 +8,8 @@ def render(
     *,
     listen: str,
     key_sha256: str,
+    admin_sha256: str,
+    ledger: str,
     model: str,
     url: str,
     upstream_key_file: str,
@@ -17,10 +19,15 @@ def render(
 ) -> str:
     """TOML; JSON strings are valid TOML basic strings.
 
+    admin_sha256: of the key for the gateway's figures, which it tells on a free port of loopback.
     max_running: sequences that the engine runs at once, where they are known: the rest waits in the gateway.
     """
     lines = [
         f"listen = {json.dumps(listen)}",
+        f"ledger = {json.dumps(ledger)}",
+        "[admin]",
+        'listen = "127.0.0.1:0"',
+        f"sha256 = {json.dumps(admin_sha256)}",
         "[[keys]]",
         'name = "default"',
         f"sha256 = {json.dumps(key_sha256)}",

@@ -75,6 +75,11 @@ class Places:
         return self.root / "gateway.toml"
 
     @property
+    def ledger(self) -> Path:
+        """The gateway's record of requests and money; kept over restarts."""
+        return self.root / "ledger.sqlite3"
+
+    @property
     def last_status(self) -> Path:
         """The last status document, which outlives a failed launch."""
         return self.root / "last-status.json"

@@ -132,9 +132,18 @@ def document(
         "first_token_seconds": round(first - begun, 3) if first else None,
         "first_token": group.first_token or None if group else None,
         "proof": _proof(group.proof if group else None),
+        "lost": [
+            {"node": name, "seconds_ago": round(now - lost.since, 1), "step": lost.step}
+            for name, lost in machine.lost.items()
+        ],
         "restarts": [
             {"seconds_ago": round(now - at, 1), "reason": reason} for at, reason in machine.restarts
         ],
+        # What the operator keeps out of traffic: name -> "drain" or "isolate".
+        "held": dict(machine.held),
+        "subjects": list(machine.subjects),
+        # Requests, queue, share outside and money as the gateway counts them; null while it was not asked.
+        "traffic": None,
         # Why no traffic goes to the replica although it runs; empty while nothing speaks against it.
         "suspicions": dict(machine.suspicions),
         "findings": [finding.to_json() for finding in machine.findings],

@@ -118,7 +118,11 @@ class App:
             from longspan.gateway.admin import start_admin
 
             admin = await start_admin(self, self.file_config.admin)
-        sys.stdout.write(json.dumps({"event": "listening", "address": address}) + "\n")
+        told = {"event": "listening", "address": address}
+        if admin is not None:
+            host, port = admin.addresses[0][:2]
+            told["admin"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
         self.log.write("listening", address=address)
         try:

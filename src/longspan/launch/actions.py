@@ -12,6 +12,13 @@ class StartAgents:
 
 
 @dataclass(frozen=True, slots=True)
+class StartAgent:
+    """Start another agent on a node whose last one is gone."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Let a node's agent start a process."""
 
@@ -55,9 +62,10 @@ class StopAll:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """End what a node's agent left that does not answer any more. Answered as `swept:<node>`."""
+    """End what a node's agent left that does not answer any more. Answered as `call`."""
 
     node: str
+    call: str
 
 
-Action = StartAgents | Start | Call | Ask | SetGateway | StopAll | Sweep
+Action = StartAgents | StartAgent | Start | Call | Ask | SetGateway | StopAll | Sweep

@@ -112,6 +112,7 @@ def ray_start(
     temp_dir: str,
     token_file: str,
     fixed: RayPorts | None = None,
+    epoch: int = 1,
 ) -> Process:
     """`ray start --block`: in the foreground, so that its daemons are our descendants and die by pid.
 
@@ -144,7 +145,7 @@ def ray_start(
     env = {**ray_environment(token_file), **node.env}
     if node.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
-    return Process("ray", argv, env)
+    return Process(process_name("ray", epoch), argv, env)
 
 
 def ray_task(

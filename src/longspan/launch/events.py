@@ -63,6 +63,22 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
+class Wished:
+    """The operator wants a replica or node out of traffic ("drain": what runs there may end; "isolate"), or back ("restore")."""
+
+    subject: str
+    wish: str
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A drill breaks something: the node's agent is told what to signal."""
+
+    node: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class DownAsked:
     """The operator wants it gone."""
 
@@ -72,4 +88,16 @@ class Tick:
     """Time passed."""
 
 
-Event = AgentJoined | AgentSilent | StartFailed | Answered | Exited | Lines | Suspected | DownAsked | Tick
+Event = (
+    AgentJoined
+    | AgentSilent
+    | StartFailed
+    | Answered
+    | Exited
+    | Lines
+    | Suspected
+    | Wished
+    | Struck
+    | DownAsked
+    | Tick
+)

@@ -37,6 +37,8 @@ class Fence:
         epoch: of the group to come; its calls are told by it.
         since: when the step began; `pause_until`: before that nothing is started.
         waiting: calls without an answer yet.
+        absent: nodes that are lost. Their ranks are ended, and nothing starts before they are back.
+        lost_at: when they were first lost during this fence.
         ports: the new ones.
     """
 
@@ -50,11 +52,14 @@ class Fence:
     port_count: int
     step: Step = "collecting"
     waiting: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+    lost_at: dict[str, float] = field(default_factory=dict)
     ports: list[int] = field(default_factory=list)
     broken: str = ""
 
     def begin(self, evidence: Sequence[Call]) -> list[Action]:
         """Asks for the evidence; where there is none to ask for, ends the group at once."""
+        self.lost_at = dict.fromkeys(self.absent, self.since)
         self.waiting = {call.call for call in evidence}
         return [*evidence] or self._end(self.since)
 
@@ -67,7 +72,10 @@ class Fence:
         self.step, self.since = "ending", now
         self.waiting.clear()
         arguments = {"group": self.group, "mark": self.mark, "joined": self.joined}
-        return [self._call(node, "end_group", arguments) for node in self.nodes]
+        calls = [
+            self._call(node, "end_group", arguments) for node in self.nodes if node.name not in self.absent
+        ]
+        return [*calls] or self._ended_everywhere(now)
 
     def answered(self, call: str, value: Any, error: str, now: float) -> list[Action]:
         """The answer to one of `waiting`."""
@@ -79,13 +87,38 @@ class Fence:
             case "end_group":
                 self._ended(node, value, error)
                 if not self.waiting:
-                    self.step, self.since = "pausing", now
-                    return self.tick(now)
+                    return self._ended_everywhere(now)
             case "ports" if error:
                 self.broken = f"{node} has no ports for the next start: {error}"
             case "ports":
-                self.ports, self.step = [int(port) for port in value], "done"
+                self.ports = [int(port) for port in value]
+                self._done_if_all_there()
         return []
+
+    def _ended_everywhere(self, now: float) -> list[Action]:
+        self.step, self.since = "pausing", now
+        return self.tick(now)
+
+    def lost(self, node: str, now: float) -> list[Action]:
+        """A node that is lost answers nothing any more, and has no ranks."""
+        self.absent.add(node)
+        self.lost_at.setdefault(node, now)
+        gone = {call for call in self.waiting if call_of(call)[1] == node}
+        self.waiting -= gone
+        if not gone or self.waiting:
+            return []
+        return self._end(now) if self.step == "collecting" else self._ended_everywhere(now)
+
+    def returned(self, node: str, now: float) -> list[Action]:
+        """It is back, and offers its GPUs to Ray."""
+        self.absent.discard(node)
+        self._done_if_all_there()
+        return self.tick(now)
+
+    def _done_if_all_there(self) -> None:
+        """A host can be lost while the ports are asked for; nothing starts without it."""
+        if self.step == "ports" and self.ports and not self.absent:
+            self.step = "done"
 
     def _ended(self, node: str, value: Any, error: str) -> None:
         left = (value or {}).get("left", [])
@@ -100,12 +133,12 @@ class Fence:
         waited = now - self.since
         if self.step == "collecting" and waited > COLLECT_SECONDS:
             return self._end(now)
-        if self.step == "pausing" and now >= self.pause_until and not self.broken:
+        if self.step == "pausing" and now >= self.pause_until and not self.absent and not self.broken:
             self.step, self.since = "ports", now
             head = self.nodes[0]
             return [self._call(head, "ports", {"address": head.address, "count": self.port_count})]
         limit = {"ending": END_SECONDS, "ports": PORTS_SECONDS}.get(self.step)
-        if limit is not None and waited > limit:
+        if limit is not None and self.waiting and waited > limit:
             silent = ", ".join(sorted({call_of(call)[1] for call in self.waiting}))
             self.broken = f"{silent} did not answer within {limit:.0f} s"
         return []

@@ -29,12 +29,15 @@ from longspan.launch.events import (
     Exited,
     Lines,
     StartFailed,
+    Struck,
     Suspected,
     Tick,
+    Wished,
 )
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.fence import CONVICTION_SECONDS, MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
 from longspan.launch.group import ENGINE_PROCESSES, Group
+from longspan.launch.lost_node import LostNode
 from longspan.launch.phases import said, strip_colour
 from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
@@ -58,6 +61,7 @@ GROUP_PHASES = ("ray", "reservation", "engine", "gateway", "first token", "verif
 LIVE_PHASES = frozenset(GROUP_PHASES)
 # The gateway is ended by nothing of ours while it serves; one that ends again and again cannot run here.
 MAX_GATEWAYS = 5
+MAX_RESTARTS_TOLD = 100
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
 SILENT_SECONDS = 40.0
 MAX_TOLD = 10_000
@@ -65,6 +69,8 @@ MAX_HISTORY = 20_000
 # A log that goes on while it serves never ends: each node keeps its own, and here only the last of it stays.
 SERVING_HISTORY = 2_000
 SERVING_LINES = 20
+REPLICA = "r0"  # as the gateway names it
+WISHES = ("drain", "isolate", "restore")
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -81,9 +87,13 @@ class Steps:
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         facts: node -> what its agent found there.
         group: the engine's ranks, from the moment Ray is there.
+        gateway_admin: where the gateway tells its figures, HOST:PORT.
+        held: what the operator keeps out of traffic -> "drain" or "isolate".
+        strikes: how many faults drills have made; nobody waits for their answers.
         suspicions: node or "engine" -> what speaks against it. Suspicion only moves traffic.
         told: what the logs have said so far, without the time at which they said it.
         followed: how much of the group's timeline has been taken over.
+        lost: hosts that are being brought back; `losses` counts them.
         restarts: when the engine was fenced once it had served, and why; `tries`: those since it last settled.
         fence: the end of the last group, until the next one starts. gateways: how many were started.
         distrusted_at: since when the engine is suspected.
@@ -113,11 +123,16 @@ class Steps:
     restarts: list[tuple[float, str]] = field(default_factory=list)
     tries: int = 0
     fence: Fence | None = None
+    lost: dict[str, LostNode] = field(default_factory=dict)
+    losses: int = 0
     gateways: int = 1
     distrusted_at: float | None = None
     gateway_address: str = ""
     gateway_up: bool = False
+    gateway_admin: str = ""
     suspicions: dict[str, str] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
+    strikes: int = 0
     findings: list[Finding] = field(default_factory=list)
     failure: Failure | None = None
     last_sign: float = 0.0
@@ -164,6 +179,8 @@ class Steps:
             Exited: self._exited,
             Lines: self._lines,
             Suspected: self._suspected,
+            Wished: self._wished,
+            Struck: self._struck,
             Tick: self._tick,
         }
         if self.phase in QUIET_SECONDS and self._is_sign_of_life(event):
@@ -201,7 +218,8 @@ class Steps:
             self.phase = phase
             if phase == "serving":
                 self.served = True
-                actions = [*actions, self._traffic()] if self.suspicions else actions
+                if self.suspicions or self.held:
+                    actions = [*(one for one in actions if one != SetGateway("ready")), self._traffic()]
         self.followed = len(group.timeline)
         self.findings += group.findings
         group.findings.clear()
@@ -229,6 +247,7 @@ class Steps:
         pause = PAUSE_SECONDS[self.tries]
         self.tries += 1
         self.restarts.append((self.now, what))
+        del self.restarts[:-MAX_RESTARTS_TOLD]
         for phase in GROUP_PHASES:
             self.started.pop(phase, None)
             self.ended.pop(phase, None)
@@ -238,7 +257,7 @@ class Steps:
         self.distrusted_at = None
         self.fence = Fence(
             self.nodes, self.mark, group.id, group.epoch + 1, bool(self.spec.ray_address), self.now,
-            self.now + pause, len(Ports._fields),
+            self.now + pause, len(Ports._fields), absent=set(self.lost),
         )  # fmt: skip
         out = SetGateway("out", f"the engine is being restarted: {what}")
         return [out, *self.fence.begin(self._collect(f"#{group.epoch + 1}"))]
@@ -257,10 +276,13 @@ class Steps:
         if fence.step != "done":
             return actions
         self.fence = None
-        self.ports[self.head.name] = Ports(*fence.ports)
+        # Ray goes on where it is.
+        self.ports[self.head.name] = Ports(*fence.ports)._replace(ray=self.ports[self.head.name].ray)
         self.group = self._new_group(fence.epoch)
         self.group.references = dict(old.references)
         self.followed = 0
+        for name in [name for name in self.tails if self._is_past(*named(name.rpartition("/")[2]))]:
+            del self.tails[name]
         self._enter("ray")
         return [*actions, *self.group.start()]
 
@@ -278,6 +300,7 @@ class Steps:
         self._enter("stopping")
         self.waiting.clear()
         self.fence = None
+        self.lost.clear()
         if self.group:
             self.group.waiting.clear()
         # An agent that is being started is waited for: nobody else would end it before its lease.
@@ -316,6 +339,8 @@ class Steps:
     # ---- agents
     def _agent_joined(self, event: AgentJoined) -> list[Action]:
         self.joined.add(event.node)
+        if event.node in self.lost:
+            return self.lost[event.node].joined()
         if self.phase != "agents" or not set(self.agents) <= self.joined:
             return []
         self._enter("checkpoint")
@@ -343,11 +368,44 @@ class Steps:
     def _agent_silent(self, event: AgentSilent) -> list[Action]:
         if event.seconds < SILENT_SECONDS or event.node not in self.joined:
             return []
-        return self.fail(
-            "host",
-            f"The agent on {event.node} has not answered for {event.seconds:.0f} s, so the state of its ranks is unknown.",
-            "Check that the host runs and that it reaches this machine; its agent ends its own ranks by itself.",
-        )
+        what = f"The agent on {event.node} has not answered for {event.seconds:.0f} s, so the state of its ranks is unknown."
+        remedy = "Check that the host runs and that it reaches this machine; its agent ends its own ranks by itself."
+        _, *followers = self.spec.ray_nodes()
+        node = next((one for one in followers if one.name == event.node), None)
+        # Without Ray's head there is no Ray to come back to, and in a joined one the agent's way there is that Ray's. What
+        # shares a machine with others must not be swept.
+        if not self.served or self.spec.ray_address or node is None or node.ssh is None or node.container:
+            return self.fail("host", what, remedy)
+        return self._node_lost(node, what, remedy)
+
+    # ---- a host that is lost
+    def _node_lost(self, node: NodeSpec, what: str, remedy: str) -> list[Action]:
+        """Ends the group on the nodes that are left, and begins to bring the host back."""
+        self.joined.discard(node.name)
+        self.losses += 1
+        files = {path: text for path, text in self.secrets.items() if text}
+        # A host that comes and goes has one patience for all of it.
+        since = self.fence.lost_at.get(node.name, self.now) if self.fence else self.now
+        lost = LostNode(node, self.losses + 1, since, files, len(Ports._fields))
+        self.lost[node.name] = lost
+        if self.fence is None:
+            actions = self._engine_failed("host", what, remedy)
+        else:
+            actions = self._fenced(self.fence.lost(node.name, self.now))
+        return actions if self.stopping else [*actions, *lost.tick(self.now)]
+
+    def _bring_back(self, lost: LostNode, actions: list[Action]) -> list[Action]:
+        """What follows from the news of a lost host."""
+        name = lost.node.name
+        if lost.broken:
+            return self.fail("host", f"{name} was lost and cannot be brought back: {lost.broken}.")
+        if lost.step != "back":
+            return actions
+        del self.lost[name]
+        self.ports[name] = Ports(*lost.ports)
+        started = self._ray_start(lost.node, head=False, epoch=lost.number)
+        after = self.fence.returned(name, self.now) if self.fence else []
+        return [*actions, started, *self._fenced(after)] if self.fence else [*actions, started]
 
     def _suspected(self, event: Suspected) -> list[Action]:
         """Takes the replica out of traffic while anything speaks against it, and back once nothing does."""
@@ -365,13 +423,46 @@ class Steps:
         changed = before or bool(self.suspicions)
         return [self._traffic()] if self.phase == "serving" and changed else []
 
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """What the operator can take out of traffic: the replica, and the nodes that hold its ranks."""
+        return (REPLICA, *(node.name for node in self.nodes))
+
+    def _wished(self, event: Wished) -> list[Action]:
+        """A replica lives and is kept out of traffic as a whole, so that of a node's is the same."""
+        if event.subject not in self.subjects or event.wish not in WISHES:
+            return []
+        if event.wish == "restore":
+            self.held.pop(event.subject, None)
+            if event.subject == REPLICA:
+                self.held.clear()
+        else:
+            self.held[event.subject] = event.wish
+        return [self._traffic()] if self.phase == "serving" else []
+
+    def _struck(self, event: Struck) -> list[Action]:
+        """A drill's fault is an event like any other, so that the history tells it from a real one."""
+        if self.phase != "serving" or event.node not in self.agents:
+            return []
+        self.strikes += 1
+        arguments = {**event.arguments, "mark": self.mark, "joined": bool(self.spec.ray_address)}
+        return [Call(f"strike{self.strikes}:{event.node}", event.node, "strike", arguments)]
+
     def _traffic(self) -> SetGateway:
         """Whether the replica that serves gets requests."""
-        return (
-            SetGateway("out", "; ".join(self.suspicions.values())) if self.suspicions else SetGateway("ready")
-        )
+        if self.suspicions:
+            return SetGateway("out", "; ".join(self.suspicions.values()))
+        isolated = [name for name, wish in self.held.items() if wish == "isolate"]
+        if isolated:
+            return SetGateway("out", f"isolated by the operator: {', '.join(isolated)}")
+        if self.held:
+            return SetGateway("draining", f"drained by the operator: {', '.join(self.held)}")
+        return SetGateway("ready")
 
     def _start_failed(self, event: StartFailed) -> list[Action]:
+        if event.node in self.lost:
+            self.lost[event.node].failed()
+            return []
         if event.node not in self.joined:  # else ssh broke off after it had started
             self.not_started.add(event.node)
         return self.fail("host", f"The agent on {event.node} could not be started: {event.error}")
@@ -380,6 +471,9 @@ class Steps:
     def _answered(self, event: Answered) -> list[Action]:
         if self.group and event.call in self.group.waiting:
             return self._follow(self.group.answered(event.call, event.value, event.error, self.now))
+        for lost in self.lost.values():
+            if event.call in lost.waiting:
+                return self._bring_back(lost, lost.answered(event.call, event.value, event.error))
         if self.fence and event.call in self.fence.waiting:
             return self._fenced(self.fence.answered(event.call, event.value, event.error, self.now))
         if event.call not in self.waiting:
@@ -436,7 +530,7 @@ class Steps:
                     )
         return None
 
-    def _ray_start(self, node: NodeSpec, *, head: bool) -> Start:
+    def _ray_start(self, node: NodeSpec, *, head: bool, epoch: int = 1) -> Start:
         first = self.spec.ray_nodes()[0]
         fixed = RayPorts(self.spec.ray_first_port) if self.spec.ray_first_port else None
         port = fixed.gcs if fixed else self.ports[first.name].ray
@@ -447,14 +541,15 @@ class Steps:
                 node, head=head, head_address=first.address, port=port,
                 own_ports=(self.ports[node.name].ray_client, self.ports[node.name].ray_agent),
                 temp_dir=self.paths.ray_dir(node.name), token_file=self.paths.ray_token, fixed=fixed,
+                epoch=epoch,
             ),
         )  # fmt: skip
 
     # ---- process events
     def _exited(self, event: Exited) -> list[Action]:
         process, epoch = named(event.process)
-        if self._is_past(process, epoch) or (process in ENGINE_PROCESSES and self.fence):
-            return []  # it was ended, or will be
+        if self._is_past(process, epoch) or (process == "gateway" and epoch != self.gateways):
+            return []
         if process == "gateway" and self.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
         tail = self.tails.get(f"{event.node}/{event.process}", [])
@@ -478,8 +573,10 @@ class Steps:
         )
 
     def _is_past(self, process: str, epoch: int) -> bool:
-        """Whether an engine's process is of an earlier group, or of none."""
-        return process in ENGINE_PROCESSES and epoch != (self.group.epoch if self.group else 1)
+        """Whether an engine's process is of a group that was ended or is being ended."""
+        if process not in ENGINE_PROCESSES:
+            return False
+        return self.fence is not None or epoch != (self.group.epoch if self.group else 1)
 
     def _restart_gateway(self) -> list[Action]:
         """On the address that clients know; the engine does not notice."""
@@ -525,7 +622,9 @@ class Steps:
         return bool(texts)
 
     def _line(self, node: str, process: str, line: str) -> list[Action]:
-        process, _ = named(process)
+        process, epoch = named(process)
+        if process == "gateway" and epoch != self.gateways:
+            return []
         if process == "ray":
             return self._ray_line(node, line)
         try:
@@ -563,12 +662,17 @@ class Steps:
             if event.get("event") == "listening":
                 self.gateway_up = True
                 self.gateway_address = event["address"]
+                self.gateway_admin = str(event.get("admin", ""))
                 if self.group and not self.fence:
                     return self._follow(self.group.gateway_listens(self.now))
         return []
 
     # ---- time
     def _tick(self, _: Tick) -> list[Action]:
+        for lost in list(self.lost.values()):
+            actions = self._bring_back(lost, lost.tick(self.now))
+            if actions or self.stopping:
+                return actions
         if self.fence:
             return self._fenced(self.fence.tick(self.now))
         if self._is_convicted():

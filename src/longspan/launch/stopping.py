@@ -107,7 +107,7 @@ class Stopping:
         for node in nodes:
             self.awaited.discard(node)
             self.sweeping[node] = now
-        return [Sweep(node) for node in nodes]
+        return [Sweep(node, f"swept:{node}") for node in nodes]
 
     def _swept(self, node: str, value: Any, error: str) -> None:
         del self.sweeping[node]

@@ -153,7 +153,8 @@ class History:
         file = -1
         while (batch := self._queue.get()) is not None:
             try:
-                if db is not None and self._inode() != file:  # somebody removed or replaced the file
+                # Somebody removed or replaced the file, perhaps while it was being opened.
+                if db is not None and (file == -1 or self._inode() != file):
                     db.close()
                     db = None
                 if db is None:

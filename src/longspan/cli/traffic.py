@@ -1,0 +1,42 @@
+"""`longspan drain`, `isolate` and `restore`: a replica or node out of traffic by hand, or back."""
+
+import json
+
+import click
+
+from longspan.cli import control
+from longspan.daemon.places import Places
+from longspan.errors import InputError, NoDeploymentError
+
+_HELP = {
+    "drain": "What runs there may end, nothing new is sent there.",
+    "isolate": "Out of traffic at once; what runs there still ends.",
+    "restore": "Back into traffic; a replica's name lifts everything.",
+}
+_SAID = {"drain": "is drained", "isolate": "is isolated", "restore": "is back in traffic"}
+
+
+def _verb(wish: str) -> click.Command:
+    @click.command(wish, help=_HELP[wish])
+    @click.argument("subject", metavar="REPLICA|NODE")
+    @click.option("--name", default="default", show_default=True, help="The deployment's name.")
+    @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+    def command(subject: str, name: str, as_json: bool) -> int:
+        record = Places.of(name).running()
+        if record is None:
+            raise NoDeploymentError(
+                f"No deployment called {name!r} runs on this machine.", "`longspan up` starts one."
+            )
+        names = control.request(record, "/v1/status")["subjects"]
+        if subject not in names:
+            raise InputError(f"There is no {subject!r} in this deployment.", f"There are {', '.join(names)}.")
+        answer = control.request(record, f"/v1/{wish}", body={"subject": subject})
+        held = ", ".join(f"{one} ({what})" for one, what in answer["held"].items())
+        told = f"{subject} {_SAID[wish]}. Out of traffic by hand: {held or 'nothing'}."
+        click.echo(json.dumps(answer) if as_json else told)
+        return 0
+
+    return command
+
+
+drain, isolate, restore = (_verb(wish) for wish in ("drain", "isolate", "restore"))
