@@ -62,6 +62,26 @@ def test_processes_are_started_read_and_told(tmp_path: Path) -> None:
     run(test())
 
 
+def test_the_end_of_a_rank_is_told(tmp_path: Path) -> None:
+    """A rank is a process of Ray's or vLLM's, no child of the agent: once it is known as one, its end is told once."""
+
+    async def test() -> None:
+        async with fake_controller() as controller, agent(controller, tmp_path):
+            controller.start("p", "sh", "-c", "sh -c 'echo $$; exec sleep 1000' & wait; sleep 1000")
+            pid = int((await until(lambda: controller.lines("p")))[0])
+            arguments = {"pids": [pid, 1], "mark": "m", "joined": False, "process": "rank.2"}
+            controller.command(kind="call", call="ranks:a", what="ranks", arguments=arguments)
+            assert (await until(lambda: controller.answer("ranks:a")))["value"] == {str(pid): []}
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: controller.exit_code("rank.2") == -1)
+            seen = len(controller.messages)
+            await until(lambda: len(controller.messages) > seen + 1)
+            assert len([event for event in controller.taken if event.get("process") == "rank.2"]) == 1
+            assert controller.exit_code("p") is None
+
+    run(test())
+
+
 def test_a_flood_is_taken_in_bounded_messages(tmp_path: Path) -> None:
     """Megabytes of long lines arrive whole in number, cut in length, and no message grows beyond what a controller takes."""
     code = "import sys\nfor n in range(300): sys.stdout.write(f'{n} ' + 'x' * 20000 + '\\n')"

@@ -378,3 +378,18 @@ def test_a_host_that_comes_and_goes_has_one_patience(start: Callable[..., Drive]
     assert drive.machine.failure is not None
     assert "has not come back" in drive.machine.failure.what
     drive.stop_answers()
+
+
+def test_a_rank_that_ends_is_enough(start: Callable[..., Drive]) -> None:
+    """The launcher may live on and wait for it; before it has served the launcher's own end says more."""
+    early = start()
+    early.until("ranks_confirmed")
+    assert early.do(Exited("b", "rank", -1)) == []
+    drive = serving(start)
+    actions = drive.do(Exited("b", "rank", -1))
+    assert isinstance(actions[0], SetGateway)
+    assert "A rank's process on b ended" in actions[0].reason
+    fenced(drive)
+    assert comes_up(drive) == [SetGateway("ready")]
+    assert drive.do(Exited("b", "rank", -1)) == []
+    assert drive.do(Exited("b", "rank.2", -1)) != []

@@ -116,6 +116,7 @@ class Agent:
     """The agent's state; `run` is its life.
 
     Attributes:
+        ranks: the engine's processes here, once it is known which they are.
         events: not yet taken by the controller; `delivered` counts those before them, so that a batch sent twice
             (its answer was lost) is taken once.
     """
@@ -130,6 +131,8 @@ class Agent:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     shm: set[Path] = field(default_factory=set)
+    ranks: set[processes.Identity] = field(default_factory=set)
+    ranks_name: str = ""
 
     async def run(self) -> None:
         """Until told to stop, signalled, or without the controller for a lease."""
@@ -243,10 +246,17 @@ class Agent:
                     value = await functions.FUNCTIONS[command["what"]](
                         command["arguments"], self.config.run_dir
                     )
+                    if command["what"] == "ranks":
+                        self._watch_ranks(value, command["arguments"])
                     self._tell({"kind": "answered", "call": command["call"], "value": value})
                 except Exception as error:  # noqa: BLE001 - whatever went wrong is the answer
                     text = str(error) or type(error).__name__
                     self._tell({"kind": "answered", "call": command["call"], "error": text})
+
+    def _watch_ranks(self, found: dict[str, Any], arguments: dict[str, Any]) -> None:
+        """From now on the end of one of these is told; they are no children of ours."""
+        self.ranks_name = arguments["process"]
+        self.ranks = {known for pid in found if (known := processes.identity(int(pid)))}
 
     def _start(self, process: dict[str, Any]) -> None:
         name = process["name"]
@@ -299,6 +309,9 @@ class Agent:
                 if code is not None and not watched.reported and not more:
                     watched.reported = True
                     self._tell({"kind": "exited", "process": watched.name, "code": code})
+            if any(not processes.alive(rank) for rank in self.ranks):
+                self.ranks.clear()  # they live and end together
+                self._tell({"kind": "exited", "process": self.ranks_name, "code": -1})
             if time.monotonic() > next_reap:  # a walk over /proc, too dear for every round
                 processes.reap()
                 next_reap = time.monotonic() + REAP_SECONDS

@@ -22,7 +22,8 @@ from longspan.launch.verdict import Evidence
 from longspan.launch.words import GROUP_VARIABLE, KEY_FILE_VARIABLE, MARK_VARIABLE
 
 GroupPhase = Literal["ray", "reservation", "engine", "gateway", "first token", "verified", "serving"]
-ENGINE_PROCESSES = frozenset({"launcher", "engine"})
+# "rank" is what an agent calls a rank's own process, which Ray or vLLM started.
+ENGINE_PROCESSES = frozenset({"launcher", "engine", "rank"})
 
 
 def call_id(what: str, node: str, epoch: int) -> str:
@@ -266,7 +267,13 @@ class Group:
     def _confirm_ranks(self) -> list[Action]:
         """Every node is asked which of the announced ranks really are its processes, and on which GPUs."""
         pids = [seen.pid for seen in self.ranks.values()]
-        arguments = {"pids": pids, "mark": self.mark, "joined": bool(self.spec.ray_address)}
+        process = commands.process_name("rank", self.epoch)
+        arguments = {
+            "pids": pids,
+            "mark": self.mark,
+            "joined": bool(self.spec.ray_address),
+            "process": process,
+        }
         return [self._call(node.name, "ranks", arguments) for node in self.nodes]
 
     def _ranks_answered(self, node: str, pids: dict[str, list[str]]) -> list[Action]:

@@ -552,6 +552,11 @@ class Steps:
             return []
         if process == "gateway" and self.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
+        if process == "rank":
+            # Its own log is that of the launcher or engine, whose end says more; but that may never come while the other
+            # ranks wait for this one in a collective (seen: 45 s until a token was missed).
+            text = f"A rank's process on {event.node} ended while serving."
+            return self._engine_failed("launch", text) if self.phase == "serving" else []
         tail = self.tails.get(f"{event.node}/{event.process}", [])
         last = next((line for line in reversed(tail) if line.strip()), "")
         if self.phase == "serving":
