@@ -212,7 +212,9 @@ class Controller:
                     work = asking.ask(action, self.machine, self.api_key, self.engine_key)
                     self._spawn(self._answer(action.call, work))
                 case Sweep(node, call):
-                    work = starting.sweep(self._node(node), node, self.mark, self.paths.run_dir, self.spec)
+                    # Hosts may share a file system: while the deployment lives, only what is that node's own is removed.
+                    files = self.paths.run_dir if self.machine.stopping else self.paths.ray_dir(node)
+                    work = starting.sweep(self._node(node), node, self.mark, files, self.spec)
                     self._spawn(self._answer(call, work))
                 case SetGateway(state, reason):
                     # A state directory that somebody removed must not keep us from stopping what runs.
