@@ -126,6 +126,11 @@ class DeploymentSpec:
         """How many ranks one replica has."""
         return self.tp * self.pp
 
+    @property
+    def joins_ray(self) -> bool:
+        """Whether Ray is somebody else's, which we only joined."""
+        return bool(self.ray_address)
+
     def rank_nodes(self) -> tuple[NodeSpec, ...]:
         """The node of each rank: stage by stage (rank = PP rank x TP + TP rank), nodes filled in their order."""
         slots = [node for node in self.nodes for _ in range(node.gpus)]

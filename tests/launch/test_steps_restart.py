@@ -20,9 +20,10 @@ from longspan.launch.events import (
     Tick,
     Wished,
 )
-from longspan.launch.fence import CONVICTION_SECONDS, END_SECONDS, MAX_RESTARTS, SETTLED_SECONDS
+from longspan.launch.fence import END_SECONDS, MAX_RESTARTS, SETTLED_SECONDS
 from longspan.launch.lost_node import GIVE_UP_SECONDS
 from longspan.launch.steps import FRONT, MAX_GATEWAYS
+from longspan.launch.traffic import CONVICTION_SECONDS
 
 
 @pytest.fixture

@@ -62,7 +62,8 @@ from longspan.launch.events import (
 )
 from longspan.launch.health import CANARY_SECONDS, CPU_STALL_SECONDS, STALL_SECONDS, Health
 from longspan.launch.run_dir import Paths
-from longspan.launch.steps import FRONT, WISHES, Steps
+from longspan.launch.steps import FRONT, Steps
+from longspan.launch.traffic import WISHES
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -293,9 +294,11 @@ class Controller:
     async def _suspect(self, silent: Mapping[str, float]) -> None:
         """Agents that fell silent, and those that are back."""
         for node, seconds in silent.items():
-            if node not in self.machine.suspicions and node != FRONT:
+            if node not in self.machine.traffic.suspicions and node != FRONT:
                 await self.feed(Suspected(node, f"{node} has not answered for {seconds:.0f} s"))
-        for node in [name for name in self.machine.suspicions if name in self.links and name not in silent]:
+        for node in [
+            name for name in self.machine.traffic.suspicions if name in self.links and name not in silent
+        ]:
             await self.feed(Suspected(node, ""))
 
     async def _watch_engine(self) -> None:
@@ -390,7 +393,7 @@ class Controller:
         if subject not in names:
             raise web.HTTPUnprocessableEntity(text=f"there is no {subject!r} here, only {', '.join(names)}\n")
         await self.feed(Wished(subject, wish))
-        return web.json_response({"held": self.machine.held})
+        return web.json_response({"held": self.machine.traffic.held})
 
     async def post_down(self, request: web.Request) -> web.Response:
         """Takes the deployment down; the answer does not wait for it."""

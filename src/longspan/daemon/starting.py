@@ -113,7 +113,7 @@ async def start_agent(
     Raises:
         HostError: it did not start, with the last line that was said about it.
     """
-    joined = bool(node and spec.ray_address)
+    joined = node is not None and spec.joins_ray
     if node is not None and stays(node, spec):
         await _start_along(node, {**config, "joined": False, "foreground": True}, spec, said)
         return

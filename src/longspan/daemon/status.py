@@ -112,7 +112,7 @@ def document(
         "endpoint": f"http://{machine.gateway_address}/v1" if machine.gateway_address else None,
         "api_key_file": api_key_file,
         "ray": {
-            "address": machine.ray_address, "joined": bool(spec.ray_address),
+            "address": machine.ray_address, "joined": spec.joins_ray,
             "head": None if spec.ray_address else spec.ray_nodes()[0].name, "first_port": spec.ray_first_port,
         },
         "placement_group": group.placement_group or None if group else None,
@@ -140,12 +140,12 @@ def document(
             {"seconds_ago": round(now - at, 1), "reason": reason} for at, reason in machine.restarts
         ],
         # What the operator keeps out of traffic: name -> "drain" or "isolate".
-        "held": dict(machine.held),
+        "held": dict(machine.traffic.held),
         "subjects": list(machine.subjects),
         # Requests, queue, share outside and money as the gateway counts them; null while it was not asked.
         "traffic": None,
         # Why no traffic goes to the replica although it runs; empty while nothing speaks against it.
-        "suspicions": dict(machine.suspicions),
+        "suspicions": dict(machine.traffic.suspicions),
         "findings": [finding.to_json() for finding in machine.findings],
         "failure": machine.failure.to_json() if machine.failure else None,
         "state_dir": state_dir,

@@ -69,3 +69,19 @@ class Sweep:
 
 
 Action = StartAgents | StartAgent | Start | Call | Ask | SetGateway | StopAll | Sweep
+
+
+def call_id(what: str, node: str, epoch: int = 1) -> str:
+    """The name of a call, by which its answer is known; those of a later group, host or drill have its number."""
+    return f"{what}:{node}" + (f"#{epoch}" if epoch > 1 else "")
+
+
+def call_of(call: str) -> tuple[str, str]:
+    """What was asked, and of which node."""
+    what, _, rest = call.partition(":")
+    return what, rest.partition("#")[0]
+
+
+def call_to(node: str, what: str, arguments: dict[str, Any], epoch: int = 1) -> Call:
+    """A call with its name."""
+    return Call(call_id(what, node, epoch), node, what, arguments)

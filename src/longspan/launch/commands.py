@@ -238,7 +238,7 @@ def launcher(
         },
         "front_env": dict(front_env),
         "arguments": list(arguments),
-        "joined": bool(spec.ray_address),
+        "joined": spec.joins_ray,
     }
     env = {
         **(ray_environment(token_file) if token_file else {"SPT_NOENV": "1"}),

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from longspan.deployment import NodeSpec
-from longspan.launch.actions import Action, Call
-from longspan.launch.group import call_id, call_of
+from longspan.launch.actions import Action, Call, call_of, call_to
 
 # An engine of 700 GB takes minutes to come up: who fails three times in a row will fail a fourth time.
 MAX_RESTARTS = 3
 PAUSE_SECONDS = (1.0, 10.0, 30.0)
 # A group that served for so long starts with a clean record.
 SETTLED_SECONDS = 600.0
-# Suspicion moves traffic at once; only one that lasts costs a load of the model. A blip of 3 s must not.
-CONVICTION_SECONDS = 15.0
 COLLECT_SECONDS = 15.0
 # A large engine needs some for its end, and the driver up to 30 s more for the memory.
 END_SECONDS = 90.0
@@ -64,7 +61,7 @@ class Fence:
         return [*evidence] or self._end(self.since)
 
     def _call(self, node: NodeSpec, what: str, arguments: dict[str, Any]) -> Call:
-        call = Call(call_id(what, node.name, self.epoch), node.name, what, arguments)
+        call = call_to(node.name, what, arguments, self.epoch)
         self.waiting.add(call.call)
         return call
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.finding import Finding
 from longspan.launch import commands, verdict
-from longspan.launch.actions import Action, Ask, Call, SetGateway, Start
+from longspan.launch.actions import Action, Ask, Call, SetGateway, Start, call_id, call_of, call_to
 from longspan.launch.checkpoint import CheckpointDigest
 from longspan.launch.commands import gpu_id
 from longspan.launch.failure import Failure, FailureKind
@@ -24,17 +24,6 @@ from longspan.launch.words import GROUP_VARIABLE, KEY_FILE_VARIABLE, MARK_VARIAB
 GroupPhase = Literal["ray", "reservation", "engine", "gateway", "first token", "verified", "serving"]
 # "rank" is what an agent calls a rank's own process, which Ray or vLLM started.
 ENGINE_PROCESSES = frozenset({"launcher", "engine", "rank"})
-
-
-def call_id(what: str, node: str, epoch: int) -> str:
-    """The name of a call; late answers to an earlier group's are told by it."""
-    return f"{what}:{node}" + (f"#{epoch}" if epoch > 1 else "")
-
-
-def call_of(call: str) -> tuple[str, str]:
-    """What was asked, and of which node."""
-    what, _, rest = call.partition(":")
-    return what, rest.partition("#")[0]
 
 
 @dataclass(slots=True)
@@ -113,7 +102,7 @@ class Group:
         return f"{self.mark}/{self.epoch}"
 
     def _call(self, node: str, what: str, arguments: dict[str, Any]) -> Call:
-        call = Call(call_id(what, node, self.epoch), node, what, arguments)
+        call = call_to(node, what, arguments, self.epoch)
         self.waiting.add(call.call)
         return call
 
@@ -252,7 +241,7 @@ class Group:
         so the agents read the process titles that vLLM gives its workers."""
         self._enter("gateway")
         if self.spec.executor == "mp":
-            arguments = {"mark": self.mark, "joined": bool(self.spec.ray_address)}
+            arguments = {"mark": self.mark, "joined": self.spec.joins_ray}
             return [self._call(node.name, "workers", arguments) for node in self.nodes]
         return self._confirm_ranks()
 
@@ -271,7 +260,7 @@ class Group:
         arguments = {
             "pids": pids,
             "mark": self.mark,
-            "joined": bool(self.spec.ray_address),
+            "joined": self.spec.joins_ray,
             "process": process,
         }
         return [self._call(node.name, "ranks", arguments) for node in self.nodes]
@@ -347,7 +336,7 @@ class Group:
             node.name, "reference",
             {"model": self.spec.model, "revision": self.spec.revision, "device": self.spec.device,
              "python": node.python, "vllm_arguments": list(self.spec.vllm_arguments),
-             "joined": bool(self.spec.ray_address), "exact": node.name == self.head.name},
+             "joined": self.spec.joins_ray, "exact": node.name == self.head.name},
         )  # fmt: skip
 
     def _judge(self) -> list[Action]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from longspan.deployment import NodeSpec
-from longspan.launch.actions import Action, Call, StartAgent, Sweep
-from longspan.launch.group import call_id, call_of
+from longspan.launch.actions import Action, StartAgent, Sweep, call_id, call_of, call_to
 
 RETRY_SECONDS = 30.0
 # A server with eight GPUs takes five to ten minutes to boot.
@@ -71,7 +70,7 @@ class LostNode:
             ("write", {"files": self.files}),
             ("ports", {"address": self.node.address, "count": self.port_count}),
         )
-        calls = [Call(call_id(what, name, self.number), name, what, arguments) for what, arguments in wanted]
+        calls = [call_to(name, what, arguments, self.number) for what, arguments in wanted]
         self.waiting = {call.call for call in calls}
         return [*calls]
 

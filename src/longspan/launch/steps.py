@@ -12,12 +12,12 @@ gateway; from the reservation to the proof the engine's `Group` is at work insid
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
 from longspan.finding import Finding
 from longspan.launch import commands
-from longspan.launch.actions import Action, Call, SetGateway, Start, StartAgents
+from longspan.launch.actions import Action, Call, SetGateway, Start, StartAgents, call_of, call_to
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.commands import Process, named
 from longspan.launch.events import (
@@ -35,13 +35,14 @@ from longspan.launch.events import (
     Wished,
 )
 from longspan.launch.failure import Failure, FailureKind, cause
-from longspan.launch.fence import CONVICTION_SECONDS, MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
-from longspan.launch.group import ENGINE_PROCESSES, Group
+from longspan.launch.fence import MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
+from longspan.launch.group import ENGINE_PROCESSES, Group, GroupPhase
 from longspan.launch.lost_node import LostNode
 from longspan.launch.phases import said, strip_colour
 from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.stopping import Stopping
+from longspan.launch.traffic import ENGINE, WISHES, Traffic
 from longspan.launch.words import EVENT_MARK
 
 PHASES = ("agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified")
@@ -56,9 +57,8 @@ QUIET_SECONDS: dict[str, float] = {
     "agents": 60, "checkpoint": 1800, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
     "first token": 300, "verified": 1800,
 }  # fmt: skip
-# Phases whose processes may still live when something fails: what they wait for is taken down before they are ended.
-GROUP_PHASES = ("ray", "reservation", "engine", "gateway", "first token", "verified", "serving")
-LIVE_PHASES = frozenset(GROUP_PHASES)
+# A group's processes may still live when something fails in one of its phases: what they wait for is taken down first.
+GROUP_PHASES: tuple[GroupPhase, ...] = get_args(GroupPhase)
 # The gateway is ended by nothing of ours while it serves; one that ends again and again cannot run here.
 MAX_GATEWAYS = 5
 MAX_RESTARTS_TOLD = 100
@@ -70,7 +70,6 @@ MAX_HISTORY = 20_000
 SERVING_HISTORY = 2_000
 SERVING_LINES = 20
 REPLICA = "r0"  # as the gateway names it
-WISHES = ("drain", "isolate", "restore")
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -88,15 +87,13 @@ class Steps:
         facts: node -> what its agent found there.
         group: the engine's ranks, from the moment Ray is there.
         gateway_admin: where the gateway tells its figures, HOST:PORT.
-        held: what the operator keeps out of traffic -> "drain" or "isolate".
         strikes: how many faults drills have made; nobody waits for their answers.
-        suspicions: node or "engine" -> what speaks against it. Suspicion only moves traffic.
+        traffic: what keeps requests from the replica.
         told: what the logs have said so far, without the time at which they said it.
         followed: how much of the group's timeline has been taken over.
         lost: hosts that are being brought back; `losses` counts them.
         restarts: when the engine was fenced once it had served, and why; `tries`: those since it last settled.
         fence: the end of the last group, until the next one starts. gateways: how many were started.
-        distrusted_at: since when the engine is suspected.
     """
 
     spec: DeploymentSpec
@@ -126,12 +123,10 @@ class Steps:
     lost: dict[str, LostNode] = field(default_factory=dict)
     losses: int = 0
     gateways: int = 1
-    distrusted_at: float | None = None
     gateway_address: str = ""
     gateway_up: bool = False
     gateway_admin: str = ""
-    suspicions: dict[str, str] = field(default_factory=dict)
-    held: dict[str, str] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
     strikes: int = 0
     findings: list[Finding] = field(default_factory=list)
     failure: Failure | None = None
@@ -203,6 +198,11 @@ class Steps:
         """The names of all agents."""
         return [FRONT, *(node.name for node in self.spec.ray_nodes())]
 
+    @property
+    def _files(self) -> dict[str, str]:
+        """What every agent writes: the keys that there are, by path."""
+        return {path: text for path, text in self.secrets.items() if text}
+
     def _enter(self, phase: Phase) -> None:
         if self.phase in PHASES:
             self.ended[self.phase] = self.now
@@ -218,8 +218,11 @@ class Steps:
             self.phase = phase
             if phase == "serving":
                 self.served = True
-                if self.suspicions or self.held:
-                    actions = [*(one for one in actions if one != SetGateway("ready")), self._traffic()]
+                if not self.traffic.is_free:
+                    actions = [
+                        *(one for one in actions if one != SetGateway("ready")),
+                        self.traffic.setting(),
+                    ]
         self.followed = len(group.timeline)
         self.findings += group.findings
         group.findings.clear()
@@ -253,14 +256,13 @@ class Steps:
             self.ended.pop(phase, None)
         self._enter("fencing")
         group.waiting.clear()
-        self.suspicions.pop("engine", None)
-        self.distrusted_at = None
+        self.traffic.forget_engine()
         self.fence = Fence(
-            self.nodes, self.mark, group.id, group.epoch + 1, bool(self.spec.ray_address), self.now,
+            self.nodes, self.mark, group.id, group.epoch + 1, self.spec.joins_ray, self.now,
             self.now + pause, len(Ports._fields), absent=set(self.lost),
         )  # fmt: skip
         out = SetGateway("out", f"the engine is being restarted: {what}")
-        return [out, *self.fence.begin(self._collect(f"#{group.epoch + 1}"))]
+        return [out, *self.fence.begin(self._collect(group.epoch + 1))]
 
     def _fenced(self, actions: list[Action]) -> list[Action]:
         """What follows from the fence's news: the next group, or the end."""
@@ -314,11 +316,11 @@ class Steps:
         actions: list[Action] = []
         if self.gateway_up:
             actions.append(SetGateway("out", "the deployment is being stopped"))
-        actions += self.stopping.begin(self._collect() if collect and self.stopped_in in LIVE_PHASES else [])
+        actions += self.stopping.begin(self._collect() if collect and self.stopped_in in GROUP_PHASES else [])
         self._end_if_done()
         return actions
 
-    def _collect(self, suffix: str = "") -> list[Call]:
+    def _collect(self, epoch: int = 1) -> list[Call]:
         """Asks every node for the stacks, sockets and counters of what still runs there."""
         ranks = self.group.ranks if self.group else {}
         calls = []
@@ -326,10 +328,10 @@ class Steps:
             if node.name in self.joined:
                 pids = {str(s.pid): rank for rank, s in ranks.items() if s.address == node.address}
                 arguments = {
-                    "name": node.name, "mark": self.mark, "joined": bool(self.spec.ray_address), "pids": pids,
+                    "name": node.name, "mark": self.mark, "joined": self.spec.joins_ray, "pids": pids,
                     "tp": self.spec.tp, "age_seconds": self.now - self.started["agents"],
                 }  # fmt: skip
-                calls.append(Call(f"collect:{node.name}{suffix}", node.name, "collect", arguments))
+                calls.append(call_to(node.name, "collect", arguments, epoch))
         return calls
 
     def _end_if_done(self) -> None:
@@ -346,10 +348,9 @@ class Steps:
         self._enter("checkpoint")
         actions: list[Action] = []
         for node in self.spec.ray_nodes():
-            files = {path: text for path, text in self.secrets.items() if text}
             actions += [
                 self._call(node.name, "facts", {"python": node.python}),
-                self._call(node.name, "write", {"files": files}),
+                self._call(node.name, "write", {"files": self._files}),
                 self._call(node.name, "ports", {"address": node.address, "count": len(Ports._fields)}),
             ]
             if node in self.nodes:  # a head without ranks needs no copy
@@ -361,7 +362,7 @@ class Steps:
         return actions
 
     def _call(self, node: str, what: str, arguments: dict[str, Any]) -> Call:
-        call = Call(f"{what}:{node}", node, what, arguments)
+        call = call_to(node, what, arguments)
         self.waiting.add(call.call)
         return call
 
@@ -383,10 +384,9 @@ class Steps:
         """Ends the group on the nodes that are left, and begins to bring the host back."""
         self.joined.discard(node.name)
         self.losses += 1
-        files = {path: text for path, text in self.secrets.items() if text}
         # A host that comes and goes has one patience for all of it.
         since = self.fence.lost_at.get(node.name, self.now) if self.fence else self.now
-        lost = LostNode(node, self.losses + 1, since, files, len(Ports._fields))
+        lost = LostNode(node, self.losses + 1, since, self._files, len(Ports._fields))
         self.lost[node.name] = lost
         if self.fence is None:
             actions = self._engine_failed("host", what, remedy)
@@ -403,25 +403,15 @@ class Steps:
             return actions
         del self.lost[name]
         self.ports[name] = Ports(*lost.ports)
-        started = self._ray_start(lost.node, head=False, epoch=lost.number)
-        after = self.fence.returned(name, self.now) if self.fence else []
-        return [*actions, started, *self._fenced(after)] if self.fence else [*actions, started]
+        started = [*actions, self._ray_start(lost.node, head=False, epoch=lost.number)]
+        return self._fenced([*started, *self.fence.returned(name, self.now)]) if self.fence else started
 
     def _suspected(self, event: Suspected) -> list[Action]:
         """Takes the replica out of traffic while anything speaks against it, and back once nothing does."""
-        before = bool(self.suspicions)
-        if event.subject == "engine" and self.phase != "serving":
+        if event.subject == ENGINE and self.phase != "serving":
             return []  # of a group that is being ended or started
-        if event.reason:
-            self.suspicions[event.subject] = event.reason
-        else:
-            self.suspicions.pop(event.subject, None)
-        if "engine" not in self.suspicions:
-            self.distrusted_at = None
-        elif self.distrusted_at is None:
-            self.distrusted_at = self.now
-        changed = before or bool(self.suspicions)
-        return [self._traffic()] if self.phase == "serving" and changed else []
+        changed = self.traffic.suspect(event.subject, event.reason, self.now)
+        return [self.traffic.setting()] if self.phase == "serving" and changed else []
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -432,32 +422,16 @@ class Steps:
         """A replica lives and is kept out of traffic as a whole, so that of a node's is the same."""
         if event.subject not in self.subjects or event.wish not in WISHES:
             return []
-        if event.wish == "restore":
-            self.held.pop(event.subject, None)
-            if event.subject == REPLICA:
-                self.held.clear()
-        else:
-            self.held[event.subject] = event.wish
-        return [self._traffic()] if self.phase == "serving" else []
+        self.traffic.hold(event.subject, event.wish, all_of_it=event.subject == REPLICA)
+        return [self.traffic.setting()] if self.phase == "serving" else []
 
     def _struck(self, event: Struck) -> list[Action]:
         """A drill's fault is an event like any other, so that the history tells it from a real one."""
         if self.phase != "serving" or event.node not in self.agents:
             return []
         self.strikes += 1
-        arguments = {**event.arguments, "mark": self.mark, "joined": bool(self.spec.ray_address)}
-        return [Call(f"strike{self.strikes}:{event.node}", event.node, "strike", arguments)]
-
-    def _traffic(self) -> SetGateway:
-        """Whether the replica that serves gets requests."""
-        if self.suspicions:
-            return SetGateway("out", "; ".join(self.suspicions.values()))
-        isolated = [name for name, wish in self.held.items() if wish == "isolate"]
-        if isolated:
-            return SetGateway("out", f"isolated by the operator: {', '.join(isolated)}")
-        if self.held:
-            return SetGateway("draining", f"drained by the operator: {', '.join(self.held)}")
-        return SetGateway("ready")
+        arguments = {**event.arguments, "mark": self.mark, "joined": self.spec.joins_ray}
+        return [call_to(event.node, "strike", arguments, self.strikes)]
 
     def _start_failed(self, event: StartFailed) -> list[Action]:
         if event.node in self.lost:
@@ -479,7 +453,7 @@ class Steps:
         if event.call not in self.waiting:
             return []  # a second answer, or one to a question of another time
         self.waiting.discard(event.call)
-        what, _, node = event.call.partition(":")
+        what, node = call_of(event.call)
         if event.error:
             return self.fail("host", f"{what} on {node} failed: {event.error}")
         if what == "facts":
@@ -548,7 +522,7 @@ class Steps:
     # ---- process events
     def _exited(self, event: Exited) -> list[Action]:
         process, epoch = named(event.process)
-        if self._is_past(process, epoch) or (process == "gateway" and epoch != self.gateways):
+        if self._is_past(process, epoch):
             return []
         if process == "gateway" and self.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
@@ -578,7 +552,9 @@ class Steps:
         )
 
     def _is_past(self, process: str, epoch: int) -> bool:
-        """Whether an engine's process is of a group that was ended or is being ended."""
+        """Whether a process is of a group that was ended or is being ended, or a gateway that was replaced."""
+        if process == "gateway":
+            return epoch != self.gateways
         if process not in ENGINE_PROCESSES:
             return False
         return self.fence is not None or epoch != (self.group.epoch if self.group else 1)
@@ -627,9 +603,7 @@ class Steps:
         return bool(texts)
 
     def _line(self, node: str, process: str, line: str) -> list[Action]:
-        process, epoch = named(process)
-        if process == "gateway" and epoch != self.gateways:
-            return []
+        process, _ = named(process)
         if process == "ray":
             return self._ray_line(node, line)
         try:
@@ -680,10 +654,9 @@ class Steps:
                 return actions
         if self.fence:
             return self._fenced(self.fence.tick(self.now))
-        if self._is_convicted():
-            return self._engine_failed(
-                "launch", f"The engine was out of traffic for too long: {self.suspicions['engine']}."
-            )
+        if self.phase == "serving" and self.traffic.is_convicted(self.now):
+            reason = self.traffic.suspicions[ENGINE]
+            return self._engine_failed("launch", f"The engine was out of traffic for too long: {reason}.")
         limit = QUIET_SECONDS.get(self.phase)
         if limit is None or self.now - self.last_sign < limit:
             return []
@@ -691,13 +664,6 @@ class Steps:
         return self._engine_failed(
             "launch", f"No sign of progress for {limit:.0f} s in phase {where}.{self._awaited()}"
         )
-
-    def _is_convicted(self) -> bool:
-        """Suspected for so long that it is worth a load of the model. While a node is silent nothing can be ended there:
-        it comes back, or its lease ends."""
-        if self.phase != "serving" or self.distrusted_at is None or set(self.suspicions) != {"engine"}:
-            return False
-        return self.now - self.distrusted_at >= CONVICTION_SECONDS
 
     def _awaited(self) -> str:
         """Whom the phase waits for, as a sentence with a blank before it; empty where it cannot be told."""

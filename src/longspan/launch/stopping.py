@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longspan.finding import Finding
-from longspan.launch.actions import Action, Call, StopAll, Sweep
+from longspan.launch.actions import Action, Call, StopAll, Sweep, call_id, call_of
 from longspan.launch.events import AgentJoined, AgentSilent, Answered, Event, StartFailed, Tick
 
 # How long an agent may be silent, and how long one that was being started is waited for: longer than ssh takes to give
@@ -79,13 +79,13 @@ class Stopping:
             case Answered(call, value, error):
                 self._answered(call, value, error)
             case AgentSilent(node, seconds) if seconds > SILENT_SECONDS and node in self.awaited:
-                return [*self._collected(f"collect:{node}"), *self._sweep([node], now)]
+                return [*self._collected(call_id("collect", node)), *self._sweep([node], now)]
             case Tick():
                 return self._tick(now)
         return []
 
     def _answered(self, call: str, value: Any, error: str) -> None:
-        what, _, node = call.partition(":")
+        what, node = call_of(call)
         if what == "stopped" and node in self.awaited:
             self.awaited.discard(node)
             for text in (value or {}).get("left", []):
@@ -107,7 +107,7 @@ class Stopping:
         for node in nodes:
             self.awaited.discard(node)
             self.sweeping[node] = now
-        return [Sweep(node, f"swept:{node}") for node in nodes]
+        return [Sweep(node, call_id("swept", node)) for node in nodes]
 
     def _swept(self, node: str, value: Any, error: str) -> None:
         del self.sweeping[node]
