@@ -176,8 +176,8 @@ def test_a_group_ends_and_the_rest_goes_on(tmp_path: Path) -> None:
         "two = p.start(['sleep', '1002'], env={'LONGSPAN_GROUP': 'm/2'}, mark='m', log=log)\n"
         "import time\n"
         "while len(p.marked('m/1', 'LONGSPAN_GROUP')) < 3: time.sleep(0.05)\n"
-        "seen, left = p.end_group('m/1', 'm', joined=False)\n"
-        "print(len(seen), len(left), two.poll() is None, len(p.marked('m/1', 'LONGSPAN_GROUP')))\n"
+        "ended = p.end_group('m/1', 'm', joined=False)\n"
+        "print(len(ended.seen), len(ended.left), two.poll() is None, len(p.marked('m/1', 'LONGSPAN_GROUP')))\n"
         "p.end({two.pid}, grace_seconds=5)\n"
     )
     source = str(Path(processes.__file__).parents[2])

@@ -353,19 +353,14 @@ class Agent:
         self.shm |= processes.shm_files(mine)
         first = {w.child.pid for w in self.watched.values() if named(w.name)[0] in {"launcher", "gateway"}}
         processes.end(first & mine, grace_seconds=5)
-        left: set[int] = set()
-        for _ in range(3):  # a dying process can still have started another
-            mine = processes.ours(self.config.mark, joined=self.config.joined)
-            if not mine:
-                break
-            self.shm |= processes.shm_files(mine)
-            left = processes.end(mine, grace_seconds=3)
-        processes.reap()
-        processes.remove_shm(self.shm)
+        ended = processes.end_all(
+            lambda: processes.ours(self.config.mark, joined=self.config.joined), grace_seconds=3
+        )
+        processes.remove_shm(self.shm | ended.shm)
         with contextlib.suppress(OSError):
             self._keep_ray_logs()
         self._clear_run_dir()
-        return left
+        return ended.left
 
     def _ray_dir(self) -> Path:
         return Path(Paths(self.config.run_dir, "").ray_dir(self.config.name))

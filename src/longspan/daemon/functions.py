@@ -129,16 +129,16 @@ async def end_group(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     Returns:
         {"left": pids that do not end, or whose memory stays taken}.
     """
-    ended, left = await asyncio.to_thread(
+    ended = await asyncio.to_thread(
         processes.end_group, arguments["group"], arguments["mark"], joined=arguments["joined"]
     )
-    names = {str(pid) for pid in ended}
+    names = {str(pid) for pid in ended.seen}
     for _ in range(GPU_FREE_SECONDS):
         holding = {int(pid) for pid, _ in await _on_gpus() if pid in names}
         if not holding:
-            return {"left": sorted(left)}
+            return {"left": sorted(ended.left)}
         await asyncio.sleep(1)
-    return {"left": sorted(left | holding)}
+    return {"left": sorted(ended.left | holding)}
 
 
 async def workers(arguments: dict[str, Any], run_dir: str) -> dict[str, str]:
@@ -204,9 +204,14 @@ async def collect(arguments: dict[str, Any], run_dir: str) -> dict[str, str]:
 
 def _title(pid: int) -> str:
     """How a process calls itself; empty if it ended."""
+    return next(iter(_words(pid)), "").strip()
+
+
+def _words(pid: int) -> list[str]:
+    """The words of a process's command line; none if it ended."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()
-    return ""
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
 
 
 async def strike(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
@@ -225,12 +230,6 @@ async def strike(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     for pid in found:
         os.kill(pid, signal.Signals[f"SIG{arguments['signal']}"])
     return {"pids": sorted(found)}
-
-
-def _words(pid: int) -> list[str]:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    return []
 
 
 FUNCTIONS: dict[str, Function] = {

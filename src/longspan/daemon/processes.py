@@ -12,8 +12,8 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -156,26 +156,39 @@ def end(pids: set[int], *, grace_seconds: float) -> set[int]:
     return {process.pid for process in _wait(remaining, 5)}
 
 
-def end_group(group: str, mark: str, *, joined: bool) -> tuple[set[int], set[int]]:
-    """Ends the processes of one engine group on this node and removes its shared memory; all else goes on.
+@dataclass(slots=True)
+class Ended:
+    """What `end_all` has come to.
 
-    Returns:
-        pids that were there, and those of them that still run after a SIGKILL.
+    Attributes:
+        seen: pids that were there; `left`: those of the last round that still run after a SIGKILL.
+        shm: what they had mapped of shared memory.
     """
-    seen: set[int] = set()
-    shm: set[Path] = set()
-    left: set[int] = set()
-    for _ in range(4):  # a dying process can still have started another
-        members = marked(group, GROUP_VARIABLE) & ours(mark, joined=joined)
-        if not members:
-            left = set()
+
+    seen: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+    shm: set[Path] = field(default_factory=set)
+
+
+def end_all(members: Callable[[], set[int]], *, grace_seconds: float) -> Ended:
+    """Ends all members, again and again: a dying process can still have started another."""
+    ended = Ended()
+    for _ in range(3):
+        found = members()
+        ended.seen |= found
+        ended.shm |= shm_files(found)
+        ended.left = end(found, grace_seconds=grace_seconds)
+        if not found:
             break
-        seen |= members
-        shm |= shm_files(members)
-        left = end(members, grace_seconds=5)
     reap()
-    remove_shm(shm)
-    return seen, left
+    return ended
+
+
+def end_group(group: str, mark: str, *, joined: bool) -> Ended:
+    """Ends the processes of one engine group on this node and removes its shared memory; all else goes on."""
+    ended = end_all(lambda: marked(group, GROUP_VARIABLE) & ours(mark, joined=joined), grace_seconds=5)
+    remove_shm(ended.shm)
+    return ended
 
 
 def _signal(processes: set[Identity], number: signal.Signals) -> None:
