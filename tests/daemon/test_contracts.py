@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from real import TIMEOUT_SECONDS, environment
 
-from longspan.daemon import functions, gateway_config
+from longspan.daemon import functions, gateway_config, processes
 from longspan.errors import PortError
 
 
@@ -115,3 +115,59 @@ def test_ranks_are_our_own_processes(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def nvidia_smi(home: Path, monkeypatch: pytest.MonkeyPatch, pid: int, times: int) -> None:
+    """A driver that says for its first few answers that this pid still holds a GPU."""
+    program = home / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    count = home / "count"
+    program.write_text(
+        f'#!/bin/sh\necho x >> {count}\n[ "$(wc -l < {count})" -le {times} ] && echo "{pid}, GPU-1"\nexit 0\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(("times", "left"), [(0, []), (2, []), (100, [77])])
+def test_the_end_of_a_group_waits_for_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, left: list[int]
+) -> None:
+    """A process that has ended may hold GPU memory for a while; what is never given back is told as left."""
+    nvidia_smi(tmp_path, monkeypatch, 77, times)
+    monkeypatch.setattr(functions, "GPU_FREE_SECONDS", 4)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(processes, "end_group", lambda *_, **__: processes.Ended(seen={77, 78}))
+    arguments = {"group": "m/1", "mark": "m", "joined": False}
+    assert asyncio.run(functions.end_group(arguments, str(tmp_path))) == {"left": left}
+    assert len(slept) == min(times, 4)
+
+
+def test_a_drill_strikes_only_what_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By pid or by the module that it runs; another's process, or none, is refused."""
+    code = "import time; print('up', flush=True); time.sleep(1000)"
+    child = subprocess.Popen([sys.executable, "-c", code, "the.module"], stdout=subprocess.PIPE)
+    other = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        monkeypatch.setattr(processes, "ours", lambda mark, *, joined: {child.pid})
+        plain = {"mark": "m", "joined": False, "signal": "KILL"}
+        for wrong in ({"pid": other.pid}, {"module": "the"}):
+            with pytest.raises(ValueError, match="no such process"):
+                asyncio.run(functions.strike({**plain, **wrong}, str(tmp_path)))
+        assert other.poll() is None
+        found = asyncio.run(functions.strike({**plain, "module": "the.module"}, str(tmp_path)))
+        assert found == {"pids": [child.pid]}
+        assert child.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
+    finally:
+        for one in (child, other):
+            one.kill()
+            one.wait()
+        assert child.stdout is not None
+        child.stdout.close()
