@@ -182,10 +182,8 @@ def test_a_rank_on_the_wrong_node_and_a_process_left_behind_are_failures() -> No
 
 def test_every_limit_is_said_exactly_where_it_holds() -> None:
     """A plain rehearsal has the fewest limits; each circumstance adds its own, with a reason."""
-    plain = {
-        limit.name for limit in report(scene(cpu=False, here=False, drilled=True), status(), left=[]).limits
-    }
-    assert plain == {"memory", "speed", "answers", "time to load", "kernels"}
+    plain = {limit.name for limit in report(scene(cpu=False, here=False), status(), left=[]).limits}
+    assert plain == {"memory", "speed", "answers", "time to load", "kernels", "failures"}
     worst = scene(
         rehearsed=(1, 2), weights_reason="no class", own_tokenizer=False, quantisation="fp8", head_sizes=(128, 32),
         layers=(61, 3), experts=True, encoder=True, left_out=(LeftOut("--x", "because"),),

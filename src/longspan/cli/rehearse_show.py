@@ -12,6 +12,7 @@ from longspan.deployment import DeploymentSpec
 from longspan.launch import rehearsal
 from longspan.launch.rehearsal import LeftOut
 from longspan.launch.rehearsal_report import Report, Scene
+from longspan.model.shrink import head_size
 
 _MARKS = {
     "proved": ("✓", "green"),
@@ -36,7 +37,6 @@ class Rehearsal:
     def scene(self) -> Scene:
         """For the report."""
         real, small = self.source.facts, self.checkpoint.shrunk.facts
-        sizes = [int(getattr(facts.first_attention, "head_dim", 0)) for facts in (real, small)]
         return Scene(
             cpu=self.spec.device == "cpu",
             here=self.here,
@@ -48,7 +48,7 @@ class Rehearsal:
             weights_reason=self.checkpoint.weights_reason,
             own_tokenizer=self.checkpoint.own_tokenizer,
             quantisation=self.checkpoint.shrunk.quantisation,
-            head_sizes=(sizes[0], sizes[1]),
+            head_sizes=(head_size(real), head_size(small)),
             layers=(len(real.layers), len(small.layers)),
             experts=real.experts is not None,
             encoder=real.tower is not None,

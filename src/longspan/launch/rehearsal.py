@@ -58,7 +58,7 @@ _NOT_CARRIED = re.compile(
 def scaled(tp: int, pp: int, ranks: int) -> tuple[int, int]:
     """TP and PP of the rehearsal by `RULE`; as they are where there are ranks enough."""
     while tp * pp > ranks:
-        factor = next(number for number in range(2, tp + 2) if tp % number == 0 or number > tp)
+        factor = next((number for number in range(2, tp) if tp % number == 0), tp)
         if factor < tp:
             tp //= factor
         elif pp > 2 and tp > 1 and ranks // tp >= 2:

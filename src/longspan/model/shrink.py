@@ -25,6 +25,7 @@ LEAST_EXPERTS = 64
 # Where a model's head size is its hidden size over its heads. The smallest that the attention kernels of CPUs and GPUs take.
 HEAD_SIZE = 32
 VOCABULARY_PADDING = 64
+LEAST_TOKENS = 2048  # ids of the tokenizer that a rehearsal makes
 # The tokenizer that a rehearsal makes: padding, beginning, end, then what stands for ids of the config such as an image's.
 PAD_ID, BEGIN_ID, END_ID, FIRST_OTHER_ID, SPECIAL_IDS = 0, 1, 2, 3, 64
 
@@ -89,7 +90,6 @@ def shrink(
     stages: Sequence[int],
     *,
     own_tokenizer: bool,
-    tokens: int = 2048,
     hf_quant_config: Mapping[str, Any] | None = None,
 ) -> Shrunk:
     """A smaller model of the same architecture.
@@ -98,7 +98,6 @@ def shrink(
         config: the real config.json.
         stages: how many layers each pipeline stage has in the real model.
         own_tokenizer: the rehearsal uses the model's own tokenizer, so the vocabulary stays.
-        tokens: else, how many ids the rehearsal's tokenizer has.
 
     Raises:
         ModelError: config.json cannot be read. RehearsalModelError: no shorter model has the same kinds of layers.
@@ -108,9 +107,9 @@ def shrink(
     key = next((name for name in _TEXT if isinstance(config.get(name), Mapping)), None)
     text = _smaller(dict(config[key] if key else config), real)
     if not own_tokenizer:
-        text = _small_vocabulary(text, real.vocab, tokens)
+        text = _small_vocabulary(text, real.vocab)
     for kept, sizes in selections(kinds, stages):
-        found = _joined(config, key, with_layers(text, kept, len(kinds)), real, own_tokenizer, tokens)
+        found = _joined(config, key, with_layers(text, kept, len(kinds)), real, own_tokenizer)
         try:
             facts = parse_config(found, real.name)
         except ModelError:
@@ -200,9 +199,9 @@ def _can_divide(count: int, top_k: int, f: Fields, divisor: int) -> bool:
     return gcd(fewer, _DIVISORS) == gcd(count, _DIVISORS)
 
 
-def _small_vocabulary(config: dict[str, Any], vocabulary: int, tokens: int) -> dict[str, Any]:
+def _small_vocabulary(config: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     padded = -(-vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
-    small = alike(padded, tokens)
+    small = alike(padded, LEAST_TOKENS)
     return {
         name: small if name in _VOCABULARY and value == vocabulary else value
         for name, value in config.items()
@@ -215,21 +214,17 @@ def _joined(
     text: dict[str, Any],
     real: ModelFacts,
     own_tokenizer: bool,
-    tokens: int,
 ) -> dict[str, Any]:
     """The whole config.json around the text model."""
     hidden = Fields(text).count(*_HIDDEN)
     found: dict[str, Any] = {**config, key: _clean(text)} if key else dict(text)
     if key and not own_tokenizer:
-        found = _small_vocabulary(found, real.vocab, tokens)
+        found = _small_vocabulary(found, real.vocab)
     for name in _ENCODERS:
         if isinstance(found.get(name), Mapping):
             found[name] = _encoder(found, found[name], real.hidden, hidden)
     found = _clean(found)
-    if not own_tokenizer:
-        others: dict[int, int] = {}
-        found = _token_ids(found, others)
-    return found
+    return found if own_tokenizer else _token_ids(found, {})
 
 
 def _clean(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,10 +286,10 @@ def _changes(real: ModelFacts, small: ModelFacts) -> tuple[Change, ...]:
             ("experts chosen for a token", real.experts.top_k, small.experts.top_k),
             ("size of an expert", real.experts.intermediate, small.experts.intermediate),
         ]
-    then, now = _head_size(real), _head_size(small)
-    rows.append(("head size", then, now))
+    rows.append(("head size", head_size(real), head_size(small)))
     return tuple(Change(name, before, after) for name, before, after in rows if before != after)
 
 
-def _head_size(facts: ModelFacts) -> int:
+def head_size(facts: ModelFacts) -> int:
+    """Of its attention; 0 where that has none, or several."""
     return int(getattr(facts.first_attention, "head_dim", 0))
