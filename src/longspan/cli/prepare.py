@@ -5,12 +5,12 @@ import json
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longspan.cli import allocation, gateway_extra, machine, placing, plan_choice
+from longspan.cli import allocation, machine, placing, plan_choice
 from longspan.cli.devices import device_of
 from longspan.cli.joining import probe_ray, read_cluster
 from longspan.cli.placing import cluster_nodes, node_of
@@ -95,15 +95,24 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         full_digest=request.full_digest,
         ray_first_port=ports.first if (ports := ray_ports_of(hosts)) else None,
         ray_head=ray_head_of(hosts),
-        gateway_extra=gateway_extra.read(request.gateway, request.listen, served_name)
-        if request.gateway
-        else "",
+        gateway_extra=_gateway_extra(request, served_name),
     )
     check_layout(facts, spec, layout)
-    text = json.dumps(asdict(spec), sort_keys=True)
     # The wish is the revision as it was typed: `up` a second time is no other wish because the hub has moved on.
-    identity = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return replace(spec, identity=identity, revision=found.commit)
+    return replace(spec, identity=identity_of(spec), revision=found.commit)
+
+
+def _gateway_extra(request: Request, served_name: str) -> str:
+    if request.gateway is None:
+        return ""
+    from longspan.cli import gateway_extra  # with it comes the gateway's whole configuration
+
+    return gateway_extra.read(request.gateway, request.listen, served_name)
+
+
+def identity_of(spec: DeploymentSpec) -> str:
+    """The digest of a deployment that has none yet."""
+    return hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def ray_ports_of(hosts: HostsFile | None) -> RayPorts | None:

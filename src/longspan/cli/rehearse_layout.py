@@ -1,7 +1,5 @@
 """What is rehearsed: the layout and the nodes that `up` would take, and the smaller ones of a machine without their GPUs."""
 
-import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -170,5 +168,4 @@ def with_model(
         env = {key: value for key, value in node.env.items() if key != PARTITION}
         nodes.append(replace(node, env={**env, PARTITION: text} if text else env))
     found = replace(spec, model=model, served_name=name, vllm_arguments=arguments, nodes=tuple(nodes))
-    identity = hashlib.sha256(json.dumps(found.to_json(), sort_keys=True).encode()).hexdigest()[:16]
-    return replace(found, identity=identity)
+    return replace(found, identity=prepare.identity_of(found))

@@ -108,13 +108,13 @@ def find(model: str | None, revision: str | None, progress: Callable[[str], None
 
 
 def _directory(path: Path) -> Source:
-    config, quant = path / "config.json", path / "hf_quant_config.json"
+    config = path / "config.json"
     if not config.is_file():
         raise ModelFetchError(
             f"{path} has no config.json, so it is not a model directory.",
             "Give the directory that holds config.json; its tokenizer is used too, its weights are not.",
         )
-    return Source(path.name, _json(config), _json(quant) if quant.is_file() else None, path)
+    return Source(path.name, _json(config), _quant(path), path)
 
 
 def _hub(name: str, revision: str | None) -> Source:
