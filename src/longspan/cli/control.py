@@ -19,7 +19,7 @@ from longspan.daemon.places import Places, write_private
 from longspan.daemon.processes import Identity, alive
 from longspan.daemon.sweep import sweep
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.errors import ControlPlaneError, DeploymentExistsError, HostError
+from longspan.errors import ControlPlaneError, DeploymentExistsError, HostError, NoDeploymentError
 
 PATIENCE_SECONDS = 120.0
 START_TIMEOUT_SECONDS = 60
@@ -57,6 +57,25 @@ def request(
             f"The controller (pid {record['pid']}) does not answer: {error}.",
             "`longspan down --force` ends what it started on this machine.",
         ) from error
+
+
+def running(name: str) -> dict[str, Any]:
+    """The record of a deployment that runs on this machine.
+
+    Raises:
+        NoDeploymentError: there is none.
+    """
+    if record := Places.of(name).running():
+        return record
+    raise nothing_runs(name)
+
+
+def nothing_runs(name: str, more: str = "") -> NoDeploymentError:
+    """The error of a verb that needs a deployment. `more`: a sentence on the last one."""
+    return NoDeploymentError(
+        " ".join(filter(None, (f"No deployment called {name!r} runs on this machine.", more))),
+        "`longspan up` starts one.",
+    )
 
 
 def start_controller(places: Places, spec: DeploymentSpec, controller_host: str) -> dict[str, Any]:

@@ -12,8 +12,7 @@ import click
 
 from longspan.cli import control
 from longspan.cli.drill_load import Load, until
-from longspan.daemon.places import Places
-from longspan.errors import ControlPlaneError, DrillError, InputError, NoDeploymentError
+from longspan.errors import ControlPlaneError, DrillError, InputError
 from longspan.launch.drill import FAULTS, Drilled, conclude, target
 
 WARM_SECONDS = 120.0
@@ -36,11 +35,7 @@ def command(fault: str, name: str, rank: int | None, rate: float, wait: int, yes
 
     FAULT is kill-rank, kill-launcher, kill-gateway, freeze-rank or pause-rank.
     """
-    record = Places.of(name).running()
-    if record is None:
-        raise NoDeploymentError(
-            f"No deployment called {name!r} runs on this machine.", "`longspan up` starts one."
-        )
+    record = control.running(name)
     status = control.request(record, "/v1/status")
     target(fault, status, rank)
     if not 0 < rate <= 1000:

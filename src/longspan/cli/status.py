@@ -96,10 +96,8 @@ def _nothing_runs(places: Places, name: str) -> NoDeploymentError:
     last = ""
     if places.last_status.exists():
         failure = json.loads(places.last_status.read_text())["failure"]
-        last = f" The last one failed: {failure['what']}" if failure else ""
-    return NoDeploymentError(
-        f"No deployment called {name!r} runs on this machine.{last}", "`longspan up` starts one."
-    )
+        last = f"The last one failed: {failure['what']}" if failure else ""
+    return control.nothing_runs(name, last)
 
 
 def _launches(places: Places, as_json: bool) -> int:

@@ -5,8 +5,7 @@ import json
 import click
 
 from longspan.cli import control
-from longspan.daemon.places import Places
-from longspan.errors import InputError, NoDeploymentError
+from longspan.errors import InputError
 
 _HELP = {
     "drain": "What runs there may end, nothing new is sent there.",
@@ -22,11 +21,7 @@ def _verb(wish: str) -> click.Command:
     @click.option("--name", default="default", show_default=True, help="The deployment's name.")
     @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
     def command(subject: str, name: str, as_json: bool) -> int:
-        record = Places.of(name).running()
-        if record is None:
-            raise NoDeploymentError(
-                f"No deployment called {name!r} runs on this machine.", "`longspan up` starts one."
-            )
+        record = control.running(name)
         names = control.request(record, "/v1/status")["subjects"]
         if subject not in names:
             raise InputError(f"There is no {subject!r} in this deployment.", f"There are {', '.join(names)}.")
