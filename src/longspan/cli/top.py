@@ -17,8 +17,7 @@ import click
 
 from longspan.cli import control
 from longspan.cli.top_state import TopState, press
-from longspan.daemon.places import Places
-from longspan.errors import ControlPlaneError, NoDeploymentError
+from longspan.errors import ControlPlaneError
 from longspan.monitor.aging import aged
 from longspan.monitor.record import RecordError
 from longspan.monitor.view import ClusterView
@@ -41,12 +40,7 @@ def command(name: str, once: bool, as_json: bool) -> int:
 
     Keys: arrows or j/k select, Enter opens a node or replica, Esc goes back, Tab changes the table, s sorts, r reverses, q quits.
     """
-    places = Places.of(name)
-    record = places.running()
-    if record is None:
-        raise NoDeploymentError(
-            f"No deployment called {name!r} runs on this machine.", "`longspan up` starts one."
-        )
+    record = control.running(name)
     view = fetch(record)
     if as_json:
         click.echo(json.dumps(view.to_json()))
