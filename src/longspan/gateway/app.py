@@ -15,7 +15,7 @@ import uvloop
 
 from longspan.errors import GatewayConfigError
 from longspan.gateway.brain import Brain
-from longspan.gateway.config import LOOPBACK, GatewayConfig, split_address
+from longspan.gateway.config import LOOPBACK, GatewayConfig, join_address, split_address
 from longspan.gateway.configfile import parse_config
 from longspan.gateway.listener import open_listener
 from longspan.gateway.log import Log
@@ -120,8 +120,7 @@ class App:
             admin = await start_admin(self, self.file_config.admin)
         told = {"event": "listening", "address": address}
         if admin is not None:
-            host, port = admin.addresses[0][:2]
-            told["admin"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            told["admin"] = join_address(*admin.addresses[0][:2])
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
         self.log.write("listening", address=address)
@@ -157,7 +156,7 @@ async def serve(path: Path) -> None:
     host, port = split_address(config.listen)
     listener = open_listener(host, port, reuse_port=config.workers > 1)
     bound = listener.getsockname()
-    address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+    address = join_address(*bound[:2])
     app = App(path, config, stamp)
     if config.workers > 1:
         app.workers = Workers(config.workers, host, bound[1], path.parent, app.log)

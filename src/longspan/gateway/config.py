@@ -206,3 +206,8 @@ def split_address(listen: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise GatewayConfigError(f"listen = {listen!r} is not HOST:PORT.", 'Write it like "127.0.0.1:8000".')
     return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -163,7 +163,6 @@ class Downstream(asyncio.Protocol):
         while rest:
             try:
                 self._parser.feed_data(rest)
-                rest = rest[len(rest) :]
             except httptools.HttpParserUpgrade as offer:
                 head = self._ready[-1][0] if self._ready else None
                 plain = declined(head) if head is not None and not self._close else None
@@ -173,6 +172,8 @@ class Downstream(asyncio.Protocol):
                 rest = rest[offer.args[0] :]
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(plain)
+            else:
+                return
 
     def _take(self, head: Head, body: bytes) -> None:
         """Serves a request; nothing else is being served."""
