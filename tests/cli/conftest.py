@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from longspan.cli import main
+from model_made import model_directory
 
 # The shapes of a small Llama with 9 heads, of which 2 and 4 are no divisors; numbers of SmolLM2-135M.
 CONFIG = {
@@ -63,10 +64,7 @@ def longspan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A directory with a config.json, and weights that take no disk (a sparse file)."""
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(CONFIG))
-    return path
+    return model_directory(tmp_path / "model", CONFIG)
 
 
 @pytest.fixture

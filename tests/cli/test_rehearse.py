@@ -16,6 +16,7 @@ from longspan.daemon.places import Places
 from longspan.deployment import DeploymentSpec
 from longspan.host import Completed, LocalHost
 from longspan.model.shrink import shrink
+from model_made import model_directory
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
@@ -56,10 +57,7 @@ places = ["gpu-a:0", "gpu-a:1", "gpu-b:0", "gpu-b:1"]
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A model of which only config.json is here."""
-    directory = tmp_path / "moe"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    return directory
+    return model_directory(tmp_path / "moe", CONFIG)
 
 
 class Fakes:
@@ -216,9 +214,7 @@ def test_what_up_would_refuse_is_refused(
 
 def test_experts_that_only_whole_ones_fit(longspan: Callable[..., Any], fakes: Fakes, tmp_path: Path) -> None:
     """A TP size that is legal with expert parallelism alone cannot be rehearsed here, which says what to do."""
-    directory = tmp_path / "odd"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({**CONFIG, "moe_intermediate_size": 801}))
+    directory = model_directory(tmp_path / "odd", {**CONFIG, "moe_intermediate_size": 801})
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN.format(model=directory))
     said = longspan("rehearse", "--plan", str(plan))
@@ -282,8 +278,6 @@ def test_a_model_is_found_without_weights(
 
 def test_a_model_with_images_needs_its_processor(tmp_path: Path) -> None:
     """vLLM would end in an image processor's error; the small files are asked for by name, and used where they are."""
-    directory = tmp_path / "vision"
-    directory.mkdir()
     vision = {"depth": 24, "hidden_size": 1024, "num_heads": 16, "out_hidden_size": 2048, "patch_size": 16}
     text = {
         "architectures": ["SomeVision"],
@@ -291,7 +285,7 @@ def test_a_model_with_images_needs_its_processor(tmp_path: Path) -> None:
         "text_config": CONFIG,
         "vision_config": vision,
     }
-    (directory / "config.json").write_text(json.dumps(text))
+    directory = model_directory(tmp_path / "vision", text)
     (directory / "tokenizer.json").write_text("{}")
     source = rehearse_model.find(str(directory), None, print)
     with pytest.raises(errors.RehearsalModelError, match=r"preprocessor_config\.json"):

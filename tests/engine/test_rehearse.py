@@ -16,6 +16,7 @@ from engine.running import Before, Longspan
 from lab.build import Lab
 from lab.hosts import HostSpec
 from longspan.model.shrink import shrink
+from model_made import model_directory
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 # The shapes of a mixture of experts of the Qwen3 kind; no published model's.
@@ -32,10 +33,7 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model of which only config.json exists."""
-    path = tmp_path / "some-moe"
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(CONFIG))
-    return path
+    return model_directory(tmp_path / "some-moe", CONFIG)
 
 
 def proved(document: dict[str, Any]) -> dict[str, str]:
@@ -72,9 +70,8 @@ def tensor_names(directory: Path) -> set[str]:
 
 def made(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """What the maker of weights says, having run as `rehearse` runs it."""
-    directory.mkdir()
     small = shrink(config, (config["num_hidden_layers"],), own_tokenizer=False).config
-    (directory / "config.json").write_text(json.dumps(small))
+    model_directory(directory, small)
     argv = [sys.executable, "-m", "longspan.launch.rehearsal_make", str(directory)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
     assert json.loads((directory / "config.json").read_text()) == small
