@@ -1,5 +1,7 @@
 """Results of runs that never happened, with latencies drawn from a seed."""
 
+import json
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -29,3 +31,8 @@ def made(seed: int, slower: float = 1.0, count: int = 600, failing: float = 0.0,
         "engine": None, "window_seconds": (0.0, count / 10), "requests": tuple(records),
     }  # fmt: skip
     return Result(**{**values, **changes})
+
+
+def write_file(path: Path, result: Result) -> None:
+    """The result's document as a file, as `longspan bench run` leaves it."""
+    path.write_text(json.dumps(result.to_json(), allow_nan=False))

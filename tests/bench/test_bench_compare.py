@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench_made import LOCK, made
-from longspan.bench import interleave, store
+from bench_made import LOCK, made, write_file
+from longspan.bench import interleave
 from longspan.bench.blocks import METRICS, quantile
 from longspan.bench.compare import compare
 from longspan.bench.cut import cut
@@ -24,8 +24,8 @@ DECIDE = ("ttft_p50", "tpot_p50", "output_throughput")
 
 def run(tmp_path: Path, a: Result, b: Result, *options: str) -> tuple[int, dict[str, object]]:
     """Exit code and document of the verb; an error of ours is raised."""
-    store.write_file(tmp_path / "a.json", a)
-    store.write_file(tmp_path / "b.json", b)
+    write_file(tmp_path / "a.json", a)
+    write_file(tmp_path / "b.json", b)
     arguments = [str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json", *options]
     found = CliRunner().invoke(command, arguments, standalone_mode=False)
     if found.exception:
@@ -166,7 +166,7 @@ def test_the_same_seed_gives_the_same_answer(tmp_path: Path) -> None:
 def test_the_table_has_units_and_the_answer_first(tmp_path: Path) -> None:
     """For people: the sentence is the first line, and every figure has its unit."""
     for name, own in (("a", made(1)), ("b", made(2, 1.3))):
-        store.write_file(tmp_path / name, own)
+        write_file(tmp_path / name, own)
     shown = (
         CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b")], standalone_mode=False).output
     )

@@ -134,6 +134,9 @@ def test_arrivals_do_not_drift(tmp_path: Path) -> None:
         [at / 200 for at in range(201)]
     )
     assert len(engine.arrivals) == 201
+    late = [(one.sent_seconds or 0.0) - one.scheduled_seconds for one in result.requests]
+    assert min(late) >= -1e-5
+    assert min(late[100:]) < 0.02
 
 
 def test_conversations_carry_their_answers(tmp_path: Path) -> None:

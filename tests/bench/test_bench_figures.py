@@ -1,9 +1,11 @@
 """Arrivals, statistics and figures keep their rules."""
 
 import itertools
+import json
 import math
 import random
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,8 +18,9 @@ from longspan.bench.prompts import PromptMaker, WordRate, word_rate
 from longspan.bench.quality import Lateness, judge, turns, withhold
 from longspan.bench.record import RequestRecord
 from longspan.bench.result import ClientQuality
+from longspan.bench.steady import mark_transient
 from longspan.bench.summary import summarise
-from longspan.bench.traces import parse_trace
+from longspan.bench.traces import TraceRequest, parse_sharegpt, parse_trace
 from longspan.errors import InputError
 from longspan.workload import parse_objectives
 
@@ -89,6 +92,22 @@ def test_prompts_differ_between_runs_and_requests_and_not_between_processes() ->
     assert word_rate((10, 35), (110, 235)) == WordRate(2.0, 15.0)
 
 
+def test_prompts_of_traces_and_conversations_are_theirs() -> None:
+    """Equal leading blocks are an equal prefix and the next block differs; a conversation's questions follow the salt."""
+    trace = tuple(TraceRequest(0, 1024, 2, blocks) for blocks in ((1, 2), (1, 3)))
+    maker = PromptMaker(LoadSpec(prompts="trace"), WordRate(), random.Random, trace=trace)
+    first, second = (maker.make(index).texts[0].split() for index in (0, 1))
+    assert len(first) == len(second) == 1024
+    assert first[:512] == second[:512]
+    assert first[512:524] != second[512:524]
+    talk = [{"from": who, "value": text} for who, text in (("human", "a?"), ("gpt", "b"), ("human", "c?"))]
+    talks = parse_sharegpt(json.dumps([{"conversations": talk}, {"conversations": talk[1:]}]))
+    assert talks == (("a?", "c?"),)
+    asked = PromptMaker(LoadSpec(prompts="sharegpt", turns=2), WordRate(), random.Random, talks)
+    texts = asked.make(5).texts
+    assert texts == (f"{asked.salt(5)}a?", "c?")
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_a_percentile_lies_in_its_interval(values: list[float], share: float) -> None:
     """At least `share` of the sample is at or below it, and the interval holds it."""
@@ -102,9 +121,17 @@ def test_a_percentile_lies_in_its_interval(values: list[float], share: float) ->
 
 @pytest.mark.parametrize(("count", "share"), [(100, 0.5), (400, 0.95), (5000, 0.99)])
 def test_the_interval_covers_what_it_says(count: int, share: float) -> None:
-    """By the binomial itself: P(l <= number below the quantile < u) is at least 94.5 %."""
+    """By the binomial itself: P(l <= number below the quantile < u) is at least 94.5 %, and hardly more than it must be."""
     low, high = stats._ranks(count, share)
-    assert sum(stats._binomial(count, k, share) for k in range(low, high)) >= 0.945
+    assert 0.945 <= sum(stats._binomial(count, k, share) for k in range(low, high)) <= 0.97
+
+
+def test_intervals_are_those_of_the_tables() -> None:
+    """Of 100 values the 40th and the 61st hold the median; of 10 nothing bounds p99 from above; 97 of 100 after Wilson."""
+    assert stats.percentile_interval(range(1, 101), 0.5) == (40, 61)
+    assert stats.percentile_interval(range(1, 11), 0.99)[1] is None
+    found = stats.share_figure(97, 100)
+    assert (found.low, found.high) == (pytest.approx(0.9155, abs=1e-4), pytest.approx(0.9897, abs=1e-4))
 
 
 def test_latency_counts_from_the_schedule_too() -> None:
@@ -143,6 +170,20 @@ def test_a_transient_is_found_and_a_steady_run_has_none() -> None:
     assert stats.drift([1 + n / 100 for n in range(500)]) > 0.5
 
 
+def test_a_transient_is_taken_off_unless_warm_up_was_given() -> None:
+    """The slow first 50 of 500 are marked as warm-up and in no figure; where one is marked already, nothing is."""
+    lasting = [(5.0 if n < 50 else 1.0) + math.sin(n * 12.9898) * 0.1 for n in range(500)]
+    records = [answered(n, n, n, n + value) for n, value in enumerate(lasting)]
+    marked, note = mark_transient(records)
+    cut = sum(one.warmup for one in marked)
+    assert 40 <= cut <= 70
+    assert [one.index for one in marked if one.warmup] == list(range(cut))
+    assert f"the first {cut} answered" in note
+    assert summarise(marked).figures["requests_sent"].value == 500 - cut
+    given = [replace(records[0], warmup=True), *records[1:]]
+    assert mark_transient(given) == (tuple(given), "")
+
+
 def test_a_tail_that_the_client_could_have_made_is_withheld() -> None:
     """ITL of 20 ms with a p99 of 24 ms is no figure when the client was 4 ms late; the median stays."""
     figures = {
@@ -159,5 +200,12 @@ def test_a_busy_client_says_so() -> None:
     """A worker that used its whole core, or woke late, makes the run CLIENT-LIMITED; a quiet one does not."""
     assert judge(ClientQuality(cpu_share=0.99), {}, capped=False).limited
     assert judge(ClientQuality(lag_p99_seconds=0.03), {}, capped=False).limited
-    assert not judge(ClientQuality(cpu_share=0.3, dispatch_p99_seconds=0.2), {}, capped=True).limited
+    assert judge(ClientQuality(batch_seconds=0.03), {}, capped=False).limited
+    late = ClientQuality(cpu_share=0.3, dispatch_p99_seconds=0.2)
+    assert judge(late, {}, capped=False).limited
+    assert not judge(late, {}, capped=True).limited
+    slow = summarise([answered(n, n * 0.1, n * 0.2, n * 0.2 + 0.1) for n in range(200)]).figures
+    (reason,) = judge(ClientQuality(), slow, capped=False, requested_rate=10).reasons
+    assert "it reached 5 of 10 requests a second" in reason
+    assert not judge(ClientQuality(), slow, capped=True, requested_rate=10).limited
     assert turns([1.0, 1.00001, 1.00002, 2.0]) == pytest.approx([0, 1e-5, 2e-5, 0])

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Literal
 
+from longspan.bench.stats import percentile
+
 # The latencies that a block holds one value of for every request; a request that failed has infinity.
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 # Candidate values for a quantile of resampled blocks; thinner than the requests, fine enough for a standard error.
@@ -133,6 +135,4 @@ class Arm:
 
 def quantile(ascending: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of the values do not exceed; infinite without values."""
-    if not ascending:
-        return inf
-    return ascending[min(max(ceil(len(ascending) * share - 1e-9), 1), len(ascending)) - 1]
+    return percentile(ascending, share) if ascending else inf

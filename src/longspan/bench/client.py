@@ -28,7 +28,6 @@ class Measured:
     """All workers together; `zero_unix_seconds` is the wall clock at zero, `zero` the monotonic one."""
 
     records: tuple[RequestRecord, ...]
-    own: quality.Lateness
     lag: quality.Lateness
     batch: quality.Lateness
     cpu_share: float
@@ -149,5 +148,4 @@ def _join(reports: list[WorkerReport], zero: float, unix: float, jump: float, st
     batch = quality.worst(report.batch for report in reports)
     texts = {index: text for report in reports for index, text in report.texts.items()}
     share = max(report.cpu_share for report in reports)
-    own = quality.worst([lag, batch])
-    return Measured(tuple(records), own, lag, batch, share, len(reports), zero, unix, jump, texts, stopped)
+    return Measured(tuple(records), lag, batch, share, len(reports), zero, unix, jump, texts, stopped)

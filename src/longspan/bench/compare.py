@@ -10,7 +10,7 @@ from math import ceil, inf, isfinite, log1p
 from typing import Any, Literal
 
 from longspan.bench.blocks import METRICS, Block, Metric
-from longspan.bench.effect import Effect, Uniform, estimate
+from longspan.bench.effect import RESAMPLES, Effect, Uniform, estimate
 from longspan.units import format_seconds
 
 Outcome = Literal["better", "worse", "same", "cannot tell"]
@@ -125,7 +125,7 @@ def compare(
     margin: float = MARGIN,
     level: float = LEVEL,
     caveats: Sequence[str] = (),
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
 ) -> Verdict:
     """Compares B with A.
 

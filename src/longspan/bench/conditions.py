@@ -1,9 +1,9 @@
 """The conditions lock: what was true while it was measured, and which of it must be equal for a comparison to mean anything.
 
-A lock is flat: "engine/version" -> value, as everything in it came from the same run. Names begin with one of `SUBJECTS`.
-A value is a text or a number; None says that it is not known, openly. What is expected in general (the planner's
-estimate, a link's nominal rate) never stands in a lock: it has a place of its own in a report, so that nobody takes it
-for an observation.
+A lock is flat: "engine/version" -> value, as everything in it came from the same run. Names begin with their subject:
+model, engine, layout, node, gateway, load, cache, client or endpoint. A value is a text or a number; None says that it
+is not known, openly. What is expected in general (the planner's estimate, a link's nominal rate) never stands in a lock:
+it has a place of its own in a report, so that nobody takes it for an observation.
 """
 
 import hashlib
@@ -16,8 +16,6 @@ from typing import Any, Literal
 Value = str | float | int | bool | None
 Lock = Mapping[str, Any]
 Weight = Literal["blocks", "told", "ignored"]
-
-SUBJECTS = ("model", "engine", "layout", "node", "gateway", "load", "cache", "client", "endpoint")
 
 # (pattern, weight, tolerance, why). The first that fits counts. A tolerance is a difference of two numbers.
 _RULES: tuple[tuple[str, Weight, float, str], ...] = (

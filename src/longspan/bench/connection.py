@@ -17,7 +17,6 @@ class Connection(asyncio.Protocol):
         self.blocks: list[bytes] = []
         self.ends: list[int] = []
         self.stamps: list[float] = []
-        self.used = False
         self.closed = False
         self.error: Exception | None = None
         self._total = 0
@@ -81,7 +80,6 @@ class Connection(asyncio.Protocol):
         """Sends a request and returns at the end of its answer or of the connection."""
         assert self.transport is not None
         self.blocks, self.ends, self.stamps, self._total, self._head = [], [], [], 0, None
-        self.used = True
         self._done = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         if not self.closed:

@@ -1,9 +1,13 @@
-"""From a result to blocks: a whole run as one block, or one run cut into stretches of time."""
+"""From a result to blocks: a whole run as one block, or one run cut into stretches of time.
+
+Latencies count from the scheduled time.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 
+from longspan.bench import summary
 from longspan.bench.blocks import LATENCIES, Block
 from longspan.bench.record import RequestRecord
 from longspan.bench.result import Result
@@ -15,27 +19,23 @@ Objectives = Mapping[str, float]
 
 
 def measured(result: Result) -> list[RequestRecord]:
-    """The requests that figures are made of: sent, not to warm up, and not cut off by the end of the run."""
-    return [
-        record
-        for record in result.requests
-        if not record.warmup and record.sent_seconds is not None and (record.ok or record.failed)
-    ]
+    """The requests that figures are made of, as far as they were sent."""
+    return [record for record in summary.measured(result.requests) if record.sent_seconds is not None]
 
 
-def is_good(record: RequestRecord, objectives: Objectives, is_scheduled: bool) -> bool:
+def is_good(record: RequestRecord, objectives: Objectives) -> bool:
     """Whether a request succeeded within every objective. One without a TPOT (a single chunk) cannot miss it."""
     if not record.ok:
         return False
     seen = {
-        "ttft": record.ttft_seconds(is_scheduled),
+        "ttft": record.ttft_seconds(True),
         "tpot": record.tpot_seconds or 0.0,
-        "e2el": record.e2el_seconds(is_scheduled),
+        "e2el": record.e2el_seconds(True),
     }
     return all((inf if (value := seen[name]) is None else value) <= most for name, most in objectives.items())
 
 
-def latencies(records: Iterable[RequestRecord], is_scheduled: bool) -> dict[str, list[float]]:
+def latencies(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
     """Every quantity's values, ascending. A failed request counts as infinitely slow; ITL has the gaps of those that succeeded."""
     found: dict[str, list[float]] = {name: [] for name in LATENCIES}
     for record in records:
@@ -44,9 +44,9 @@ def latencies(records: Iterable[RequestRecord], is_scheduled: bool) -> dict[str,
                 found[name].append(inf)
             continue
         for name, value in (
-            ("ttft", record.ttft_seconds(is_scheduled)),
+            ("ttft", record.ttft_seconds(True)),
             ("tpot", record.tpot_seconds),
-            ("e2el", record.e2el_seconds(is_scheduled)),
+            ("e2el", record.e2el_seconds(True)),
         ):
             if value is not None:
                 found[name].append(value)
@@ -78,30 +78,28 @@ def block_of(
     begin: float,
     end: float,
     objectives: Objectives,
-    is_scheduled: bool,
 ) -> Block:
     """A block of the requests sent from `begin` to `end`, with the tokens of all requests that arrived then."""
     return Block(
         seconds=max(end - begin, 1e-9),
         sent=len(records),
         failed=sum(record.failed for record in records),
-        good=sum(is_good(record, objectives, is_scheduled) for record in records),
+        good=sum(is_good(record, objectives) for record in records),
         output_tokens=tokens_within(everything, begin, end),
-        latencies=latencies(records, is_scheduled),
+        latencies=latencies(records),
     )
 
 
-def whole(result: Result, objectives: Objectives, is_scheduled: bool = True) -> Block:
+def whole(result: Result, objectives: Objectives) -> Block:
     """A run as one block: its measured window."""
     records = measured(result)
     begin, end = result.window_seconds
-    return block_of(records, result.requests, begin, end, objectives, is_scheduled)
+    return block_of(records, result.requests, begin, end, objectives)
 
 
-def cut(
-    result: Result, objectives: Objectives, is_scheduled: bool = True, count: int = BLOCKS_OF_A_RUN
-) -> list[Block]:
-    """One run in `count` stretches of the same length, by when requests were sent; stretches without any are left out."""
+def cut(result: Result, objectives: Objectives) -> list[Block]:
+    """One run in `BLOCKS_OF_A_RUN` stretches of the same length, by when requests were sent; stretches without any are left out."""
+    count = BLOCKS_OF_A_RUN
     begin, end = result.window_seconds
     step = (end - begin) / count
     if step <= 0:
@@ -113,7 +111,7 @@ def cut(
         if 0 <= at < count or record.sent_seconds == end:
             stretches[min(at, count - 1)].append(record)
     return [
-        block_of(own, result.requests, begin + i * step, begin + (i + 1) * step, objectives, is_scheduled)
+        block_of(own, result.requests, begin + i * step, begin + (i + 1) * step, objectives)
         for i, own in enumerate(stretches)
         if own
     ]

@@ -74,7 +74,7 @@ def estimate(
     *,
     is_paired: bool,
     uniform: Uniform,
-    resamples: int = RESAMPLES,
+    resamples: int,
 ) -> Effect:
     """The change of a metric from A to B with its standard error.
 

@@ -8,6 +8,7 @@ none of them tells how well the client kept up, so a result that was imported ha
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from longspan.bench.record import BAD_ANSWER, NOT_SENT, OK, RequestRecord
@@ -65,7 +66,7 @@ def _result(
 ) -> Result:
     """Numbers the records by when they were sent, and makes the figures of ours from them."""
     records.sort(key=lambda one: one.scheduled_seconds)
-    numbered = tuple(_numbered(one, index) for index, one in enumerate(records))
+    numbered = tuple(replace(one, index=index) for index, one in enumerate(records))
     summary = summarise(numbered)
     return Result(
         result_id=name, started_unix_seconds=started, url="", kind="chat", model=model,
@@ -78,10 +79,6 @@ def _result(
         client=ClientQuality(reasons=(_NO_CLIENT,)), engine=None, window_seconds=summary.window_seconds,
         requests=numbered, notes=(_NO_CLIENT, *notes, *summary.notes),
     )  # fmt: skip
-
-
-def _numbered(one: RequestRecord, index: int) -> RequestRecord:
-    return RequestRecord(**{**{name: getattr(one, name) for name in RequestRecord.__slots__}, "index": index})
 
 
 def _vllm(document: Row, name: str) -> Result:

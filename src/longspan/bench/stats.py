@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from longspan.bench.result import Figure
+from longspan.bench.student import wilson
 
 PERCENTILES = (50, 90, 95, 99)
 CONFIDENCE = 0.95
@@ -123,11 +124,8 @@ def share_figure(good: int, count: int) -> Figure:
     """A share with Wilson's interval."""
     if not count:
         return Figure(None, "1", note="nothing was sent")
-    z = 1.959964
-    share, norm = good / count, 1 + z * z / count
-    middle = (share + z * z / (2 * count)) / norm
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / norm
-    return Figure(share, "1", max(0.0, middle - half), min(1.0, middle + half), count)
+    low, high = wilson(good, count, CONFIDENCE)
+    return Figure(good / count, "1", low, high, count)
 
 
 def steady_from(values: Sequence[float]) -> int | None:

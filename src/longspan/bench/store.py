@@ -1,7 +1,6 @@
-"""Results on disk: one SQLite file, in which each result is its JSON document, and the documents as files by themselves."""
+"""Results on disk: one SQLite file, in which each result is its JSON document; and documents that are files by themselves are read."""
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -108,23 +107,6 @@ def listed(path: Path) -> list[Stored]:
             " ORDER BY started_unix_seconds DESC, result_id"
         ).fetchall()
     return [Stored(*row) for row in rows]
-
-
-def write_file(path: Path, result: Result) -> None:
-    """Writes a result's document; a file that was there stays whole until the new one is.
-
-    Raises:
-        ResultError: it cannot be written.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(json.dumps(result.to_json(), allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ResultError(
-            f"The result cannot be written to {path}: {error}.", "Name another file."
-        ) from error
 
 
 def read_document(path: Path) -> object:

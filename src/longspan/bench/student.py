@@ -68,7 +68,7 @@ def t_quantile(share: float, freedom: float) -> float:
     return (low + high) / 2
 
 
-def wilson(hits: float, count: float, confidence: float = 0.95) -> tuple[float, float]:
+def wilson(hits: float, count: float, confidence: float) -> tuple[float, float]:
     """The interval of a share after Wilson (1927); 0 to 1 where nothing was counted."""
     if count <= 0:
         return 0.0, 1.0

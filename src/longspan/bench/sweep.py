@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-# One-sided 95 %: a load holds when so large a share of its requests is good that chance alone hardly explains it.
-_Z = 1.6449
+from longspan.bench.student import wilson
+
+# Two-sided, so 95 % at each end: a load holds when so large a share is good that chance alone hardly explains it.
+_CONFIDENCE = 0.9
 # Two loads nearer than this are the same one for whoever sizes a deployment.
 CLOSE = 0.1
 GROWTH = 2.0
@@ -28,13 +30,8 @@ class Point:
 
 
 def share_bounds(good: int, count: int) -> tuple[float, float]:
-    """Wilson's interval of a share, each end one-sided at 95 % (Wilson 1927); 0 to 1 where nothing was measured."""
-    if count <= 0:
-        return 0.0, 1.0
-    share, square = good / count, _Z * _Z
-    middle = (share + square / (2 * count)) / (1 + square / count)
-    half = _Z * sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    """Wilson's interval of a share, each end one-sided at 95 %; 0 to 1 where nothing was measured."""
+    return wilson(good, count, _CONFIDENCE)
 
 
 def holds(point: Point, share: float) -> bool | None:

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -42,29 +44,42 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """A click group whose commands are imported when they are called."""
+    """A click group whose commands are imported when they are called.
+
+    Args:
+        table: name -> (module, one line of help); a module of several commands has each under its name.
+        section: the table's heading in the help.
+    """
+
+    def __init__(
+        self, *args: Any, table: Mapping[str, tuple[str, str]], section: str, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.table = table
+        self.section = section
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs, in the order of the table."""
-        return list(VERBS)
+        """The commands, in the order of the table."""
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the verb's module and returns its command."""
-        if cmd_name not in VERBS:
+        """Imports the command's module and returns the command."""
+        if cmd_name not in self.table:
             return None
-        module = import_module(VERBS[cmd_name][0])
-        # A module of several verbs has each under its name.
+        module = import_module(self.table[cmd_name][0])
         command = module.command if hasattr(module, "command") else getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the verbs without importing them."""
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+        """Lists the commands without importing them."""
+        with formatter.section(self.section):
+            formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, table=VERBS, section="Verbs", context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="longspan")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
