@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan.bench import conditions, gathered
+from longspan.bench.conditions import of_load, permission
+from longspan.bench.load import Lengths, LoadSpec
 
 LOCK = {
     "model/name": "toy",
@@ -134,3 +136,18 @@ def test_a_foreign_endpoint_tells_little_and_the_rest_is_unknown() -> None:
     assert "engine/cache/engine" not in found
     assert found["layout/gpus"] is None
     assert gathered.of_endpoint(None, None)["engine/version"] is None
+
+
+@pytest.mark.parametrize(
+    ("other", "forbidding"),
+    [
+        (LoadSpec(concurrency=64), ["load/concurrency"]),
+        (LoadSpec(prompt=Lengths(1024)), ["load/prompt/mean"]),
+        (LoadSpec(extra={"temperature": 1}), ["load/extra"]),
+        (LoadSpec(seed=3, salt=9, requests=500), []),
+    ],
+)
+def test_another_load_is_another_question(other: LoadSpec, forbidding: list[str]) -> None:
+    """Clients, lengths and the body's fields forbid a comparison; another sample, other texts or a longer run do not."""
+    locks = [of_load(spec) for spec in (LoadSpec(), other)]
+    assert [one.name for one in permission(*locks).forbidding] == forbidding

@@ -64,6 +64,10 @@ def test_chunks_of_several_tokens(tmp_path: Path) -> None:
     with engine.running() as url:
         result = bench(url, tmp_path, "-n", "3", "-c", "3")
     assert value(result, "tokens_per_chunk") == 4
+    # What was asked for stands with what came of it, so that another load is not compared with it.
+    assert {name: result.conditions[f"load/{name}"] for name in ("requests", "concurrency", "prompts", "kind")} == {
+        "requests": 3, "concurrency": 3, "prompts": "random", "kind": "chat",
+    }  # fmt: skip
     for one in result.requests:
         assert one.tpot_seconds == pytest.approx((one.chunk_seconds[1] - one.chunk_seconds[0]) / 4)
         assert one.chunk_seconds[1] - one.chunk_seconds[0] >= 0.39

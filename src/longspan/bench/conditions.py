@@ -9,9 +9,11 @@ it has a place of its own in a report, so that nobody takes it for an observatio
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
+
+from longspan.bench.load import LoadSpec
 
 Value = str | float | int | bool | None
 Lock = Mapping[str, Any]
@@ -21,6 +23,7 @@ Weight = Literal["blocks", "told", "ignored"]
 _RULES: tuple[tuple[str, Weight, float, str], ...] = (
     ("load/prompts_hash", "blocks", 0, "other prompts have other lengths, and may be in the prefix cache"),
     ("load/seed*", "told", 0, "another sample of the same load"),
+    ("load/salt", "told", 0, "other texts of the same lengths"),
     ("load/requests", "told", 0, "another length of the run"),
     ("load/duration_seconds", "told", 0, "another length of the run"),
     ("load/*", "blocks", 0, "another load is another question"),
@@ -166,6 +169,18 @@ def digest(texts: Iterable[str]) -> str:
 def lock_digest(lock: Lock) -> str:
     """Two runs of the same digest had the same conditions."""
     return hashlib.sha256(json.dumps(dict(lock), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def of_load(spec: LoadSpec) -> dict[str, Any]:
+    """What was asked for: load/prompt/mean, load/concurrency, … The body's further fields are one value: a field that only one
+    side gave is a difference, nothing unknown."""
+    found = {"load/extra": json.dumps(spec.extra, sort_keys=True)}
+    for name, value in asdict(spec).items():
+        if name == "extra":
+            continue
+        inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        found |= {f"load/{name}/{part}".rstrip("/"): one for part, one in inner}
+    return found
 
 
 def merged(*parts: Lock) -> dict[str, Any]:

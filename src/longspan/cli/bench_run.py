@@ -24,6 +24,7 @@ from longspan.bench import probe
 from longspan.bench.arrivals import KINDS
 from longspan.bench.calibrate import Calibration, calibration
 from longspan.bench.client import Measured, drive
+from longspan.bench.conditions import of_load
 from longspan.bench.job import Job, Progress, Target
 from longspan.bench.load import ENDPOINTS, Lengths, LoadSpec
 from longspan.bench.observe import Observer
@@ -213,6 +214,7 @@ def _conditions(
         "client/cores": os.cpu_count(),
         "client/word_tokens": round(rate.tokens_each, 4),
         "client/template_tokens": round(rate.overhead_tokens, 1),
+        **of_load(spec),
         "load/trace_requests": len(files.trace) or None,
         "load/conversations": len(files.talks) or None,
     }
