@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -30,7 +29,7 @@ from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
-from longspan.daemon.telemetry import Telemetry
+from longspan.daemon.telemetry import Telemetry, authorise
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
@@ -310,13 +309,8 @@ class Controller:
         )  # fmt: skip
 
     # ---- HTTP
-    def _authorised(self, request: web.Request, key: str) -> None:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
-            raise web.HTTPUnauthorized(text="wrong or missing key\n")
-
     def _link(self, request: web.Request) -> tuple[str, AgentLink]:
-        self._authorised(request, self.agent_key)
+        authorise(request, self.agent_key)
         name = request.match_info["name"]
         if name not in self.links:
             raise web.HTTPNotFound(text="no such agent\n")
@@ -366,7 +360,7 @@ class Controller:
 
     async def get_status(self, request: web.Request) -> web.Response:
         """The status document; with `after=VERSION` only once something changed, or after a second."""
-        self._authorised(request, self.operator_key)
+        authorise(request, self.operator_key)
         after = _number(request, "-1")
         if self.version == after:
             async with self.changed:
@@ -380,7 +374,7 @@ class Controller:
 
     async def post_wish(self, request: web.Request) -> web.Response:
         """The operator's drain, isolate or restore of a replica or node: {"subject": name}."""
-        self._authorised(request, self.operator_key)
+        authorise(request, self.operator_key)
         wish = request.path.rpartition("/")[2]
         try:
             subject = str((await request.json())["subject"])
@@ -394,13 +388,13 @@ class Controller:
 
     async def post_down(self, request: web.Request) -> web.Response:
         """Takes the deployment down; the answer does not wait for it."""
-        self._authorised(request, self.operator_key)
+        authorise(request, self.operator_key)
         await self.feed(DownAsked())
         return web.json_response({})
 
     async def post_strike(self, request: web.Request) -> web.Response:
         """A drill's fault: {"fault": …, "rank": …}, or with "resume" the end of a pause."""
-        self._authorised(request, self.operator_key)
+        authorise(request, self.operator_key)
         try:
             wanted = await request.json()
             node, arguments = drill.target(wanted["fault"], self.status(), wanted.get("rank"))
