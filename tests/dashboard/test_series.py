@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,37 @@ def test_an_empty_picture_gives_no_figures_but_counts() -> None:
 def test_the_overview_is_there_when_everything_is_known() -> None:
     """Each series that the page's first charts ask for is kept of a deployment that serves."""
     assert set(OVERVIEW) <= set(series(deployment(2, NOON)))
+
+
+def test_figures_are_those_of_the_picture() -> None:
+    """Sums, the fullest and the slowest, over all that is known: what some do not tell does not hide what others do."""
+    view = deployment(4, NOON)
+    first, second = view.replicas
+    gpus = [gpu for node in view.nodes for gpu in node.gpus]
+    found = series(
+        dataclasses.replace(view, replicas=(first, dataclasses.replace(second, running=None, tpot=None)))
+    )
+    assert all(
+        (first.running, first.waiting, second.waiting, view.gateway.waiting)
+    )  # so that none of it is missed
+    expected = {
+        "cluster/running": first.running,
+        "cluster/waiting": first.waiting + second.waiting + view.gateway.waiting,
+        "cluster/generation_tokens_per_second": first.generation_tokens_per_second + second.generation_tokens_per_second,
+        "cluster/kv_use_share": max(first.kv_use_share, second.kv_use_share),
+        "cluster/ttft_p95_seconds": view.gateway.ttft.p95.seconds, "cluster/tpot_p99_seconds": first.tpot.p99.seconds,
+        "cluster/gpu_memory_share": max(gpu.memory_used_bytes / gpu.memory_total_bytes for gpu in gpus),
+        "cluster/gpu_utilisation_share": sum(gpu.utilisation_share for gpu in gpus) / len(gpus),
+        "cluster/network_bytes_per_second": sum(
+            (port.rx_bytes_per_second or 0) + (port.tx_bytes_per_second or 0) for node in view.nodes for port in node.ports
+        ),
+        "cluster/nodes_up": 4, "cluster/alarms": len(view.alarms), "replica/r1/waiting": second.waiting,
+        "node/gpu-01/ram_share": view.nodes[0].ram_used_bytes / view.nodes[0].ram_total_bytes,
+        "gpu/gpu-02/7/power_watts": view.nodes[1].gpus[7].power_watts,
+        "port/gpu-01/eth0/tx_bytes_per_second": view.nodes[0].ports[8].tx_bytes_per_second,
+    }  # fmt: skip
+    assert {name: found.get(name) for name in expected} == pytest.approx(expected)
+    assert "replica/r1/running" not in found
 
 
 def test_a_silent_nodes_last_figures_are_not_kept_on() -> None:

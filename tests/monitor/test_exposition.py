@@ -11,7 +11,7 @@ from longspan.monitor.exposition import render
 from longspan.monitor.prometheus import parse
 from longspan.monitor.rankmemory import RankMemory, memory_line
 from longspan.monitor.view import AlarmView, ClusterView, NodeView, ReplicaView
-from monitor.scenes import cluster, latency, with_node, with_replica
+from monitor.scenes import GIB, cluster, latency, with_node, with_replica
 
 ALARM = AlarmView("k", 1.0, Finding('n0/"x"\n\\', "error", "c", "s"))
 
@@ -40,13 +40,18 @@ def test_every_part_has_its_series():
     assert "longspan_replica_tpot_p99_seconds" not in found  # it is only known to be below a bound
     assert found["longspan_replica_tpot_mean_seconds"][0][1] == 0.005
     assert found["longspan_alarm"][0][0]["subject"] == 'n0/"x"\n\\'
-    for name in (
-        "longspan_node_disk_used_bytes",
-        "longspan_agent_cpu_share",
-        "longspan_traffic_overflow_share",
-        "longspan_node_up",
+    both = [{"node": "n0"}, {"node": "n1"}]
+    for name, labels, value in (
+        ("longspan_node_disk_used_bytes", [{**one, "path": "/"} for one in both], 100 * GIB),
+        ("longspan_node_disk_total_bytes", [{**one, "path": "/"} for one in both], 1000 * GIB),
+        ("longspan_agent_cpu_share", both, 0.004),
+        ("longspan_agent_memory_bytes", both, 40 << 20),
+        ("longspan_traffic_overflow_share", [{}], 0.0),
+        ("longspan_node_up", both, 1),
+        ("longspan_node_cpus", both, 192),
+        ("longspan_up", [{"deployment": "prod"}], 1),
     ):
-        assert name in found
+        assert found[name] == [(one, value) for one in labels], name
 
 
 def test_what_is_not_known_has_no_series():

@@ -101,6 +101,49 @@ def test_a_rule_fires_and_does_not(cause):
     assert not [hit for hit in rule(cause).check(Scene(good, LIMITS)) if hit.firm]
 
 
+@pytest.mark.parametrize(
+    ("cause", "view", "subject"),
+    [
+        ("gpu-broken", with_gpu(ONE, 1, 4, ecc_uncorrected=3), "n1/4 ecc"),
+        ("gpu-broken", with_gpu(ONE, 1, 4, xid=79), "n1/4 xid"),
+        ("memory-full", with_node(ONE, 0, ram_used_bytes=2040 * GIB), "n0 RAM"),
+        ("memory-full", with_node(ONE, 0, shm_used_bytes=1020 * GIB), "n0 /dev/shm"),
+        ("overflow-spending", with_gateway(ONE, outside_usd_per_hour=9.0), "gateway money"),
+        ("overflow-spending", with_gateway(ONE, overflow_share=0.5), "gateway share"),
+        ("gpu-memory-nearly-full", with_gpu(with_gpu(ONE, 0, 1, memory_used_bytes=140 * GIB), 1, 5, memory_used_bytes=141 * GIB), "n1/5"),
+        ("straggler", with_gpu(ONE, 1, 5, sm_clock_mhz=1200.0), "n1/5 clock"),
+        ("replica-imbalance", with_replica(TWO, 1, running=100.0), "r1"),
+        ("tpot-over-objective", with_replica(ONE, tpot=latency(0.06, bound="above")), "r0"),
+    ],
+)  # fmt: skip
+def test_a_rule_names_what_is_wrong(cause, view, subject):
+    """Each of the things that a rule looks for is found by itself, and nothing beside it is blamed."""
+    assert [hit.subject for hit in rule(cause).check(Scene(view, LIMITS)) if hit.firm] == [subject]
+
+
+@pytest.mark.parametrize(
+    ("cause", "view"),
+    [
+        ("slow", with_replica(ONE, ttft=latency(3.0, bound="below"))),
+        ("slow", with_replica(ONE, ttft=latency(3.0, count=5))),
+        ("ttft-over-objective", with_replica(ONE, ttft=latency(3.0, bound="below"))),
+        ("slow", with_gateway(ONE, ttft=latency(9.0), age_seconds=60.0)),
+        ("ttft-over-objective", with_gateway(ONE, ttft=latency(9.0), age_seconds=60.0)),
+        ("collectives-on-tcp", with_node(on_both(ONE, TCP), 1, age_seconds=60.0)),
+        ("queue-with-idle-gpu", with_replica(with_node(ONE, 0, gpus=(gpu(0, 0, utilisation_share=0.0),), age_seconds=60.0), waiting=7.0)),
+    ],
+)  # fmt: skip
+def test_what_is_old_or_says_too_little_is_no_reason(cause, view):
+    """A percentile of five requests or below a bound, and figures of a node or gateway that is silent, prove nothing."""
+    assert not [hit for hit in rule(cause).check(Scene(view, LIMITS)) if hit.firm]
+
+
+def test_a_queue_in_a_gateway_that_is_silent_makes_no_replica_slow():
+    """Without objectives a queue is what counts, as long as somebody still says that there is one."""
+    assert list(rule("slow").check(Scene(with_gateway(ONE, waiting=9.0))))
+    assert not list(rule("slow").check(Scene(with_gateway(ONE, waiting=9.0, age_seconds=60.0))))
+
+
 @pytest.mark.parametrize("view", [ONE, TWO, cluster(64)], ids=["2", "4", "64"])
 def test_a_healthy_deployment_has_no_alarm(view):
     """No rule sees anything in a deployment that is as it should be, of any size."""

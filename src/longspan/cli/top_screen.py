@@ -10,6 +10,7 @@ from rich.text import Text
 from longspan.cli import top_state, top_words
 from longspan.cli.top_state import TopState
 from longspan.cli.top_words import age, gib, number, percent, rate
+from longspan.monitor.rates import total
 from longspan.monitor.view import AlarmView, ClusterView, NodeView, ReplicaView
 
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
@@ -49,10 +50,8 @@ def screen(view: ClusterView, state: TopState, *, height: int, keys: bool = True
 
 def _head(view: ClusterView) -> list[Text]:
     at = datetime.fromtimestamp(view.taken_at_unix_seconds, UTC).strftime("%H:%M:%S UTC")
-    sums = [sum(x for x in found if x is not None) if any(x is not None for x in found) else None
-            for found in ([r.generation_tokens_per_second for r in view.replicas], [r.running for r in view.replicas],
-                          [r.waiting for r in view.replicas])]  # fmt: skip
-    tokens, running, waiting = sums
+    tokens = total(*(r.generation_tokens_per_second for r in view.replicas))
+    running, waiting = total(*(r.running for r in view.replicas)), total(*(r.waiting for r in view.replicas))
     silent = sum(node.state == "silent" for node in view.nodes)
     first = Text.assemble(
         (view.name, "bold"), f"  {view.model}  ", (view.phase, _PHASES.get(view.phase, "")), f"  {at}  ",
@@ -129,14 +128,13 @@ def node_table(found: Sequence[NodeView], room: int, selected: int | None) -> Ta
     first, last = _window(len(found), room, selected)
     for index, one in list(enumerate(found))[first:last]:
         gpus = one.gpus
-        watts = [g.power_watts for g in gpus if g.power_watts is not None]
         full = top_words.highest([top_words.fullness(g) for g in gpus])
         net, rdma = top_words.traffic(one, "netdev"), top_words.traffic(one, "rdma")
         ram = one.ram_used_bytes / one.ram_total_bytes if one.ram_used_bytes and one.ram_total_bytes else None
         table.add_row(
             one.name, Text(age(one.age_seconds), _STATES[one.state]), str(len(gpus)) if gpus else top_words.NA,
             percent(top_words.middle([g.utilisation_share for g in gpus])),
-            Text(percent(full), "yellow" if (full or 0) > 0.97 else ""), number(sum(watts) if watts else None),
+            Text(percent(full), "yellow" if (full or 0) > 0.97 else ""), number(total(*(g.power_watts for g in gpus))),
             number(top_words.highest([g.temperature_celsius for g in gpus])), rate(net[0]), rate(net[1]), rate(rdma[0]),
             percent(one.cpu_share), percent(ram),
             style=SELECTED if index == selected else ("dim" if one.state in {"silent", "unseen"} else ""),

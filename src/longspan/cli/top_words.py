@@ -1,6 +1,6 @@
 """Figures of the picture as short words for a terminal: what is not known is "n/a", and what is old says so."""
 
-from longspan.monitor.rates import total
+from longspan.monitor.rates import share, total
 from longspan.monitor.view import GpuView, LatencyView, NodeView, QuantileView
 
 NA = "n/a"
@@ -85,9 +85,7 @@ def middle(values: list[float | None]) -> float | None:
 
 def fullness(gpu: GpuView) -> float | None:
     """The share of its memory in use."""
-    if gpu.memory_used_bytes is None or not gpu.memory_total_bytes:
-        return None
-    return gpu.memory_used_bytes / gpu.memory_total_bytes
+    return share(gpu.memory_used_bytes, gpu.memory_total_bytes)
 
 
 def traffic(node: NodeView, kind: str) -> tuple[float | None, float | None]:

@@ -6,6 +6,7 @@ the unit at the end of the figure.
 
 from collections.abc import Iterable
 
+from longspan.monitor.rates import share, total
 from longspan.monitor.view import ClusterView, GatewayView, LatencyView, NodeView, ReplicaView
 
 # The series of the page's overview; the page asks for others by name.
@@ -58,13 +59,13 @@ def _node(node: NodeView) -> dict[str, float]:
         f"node/{node.name}",
         (
             ("cpu_share", node.cpu_share),
-            ("ram_share", _share(node.ram_used_bytes, node.ram_total_bytes)),
-            ("shm_share", _share(node.shm_used_bytes, node.shm_total_bytes)),
+            ("ram_share", share(node.ram_used_bytes, node.ram_total_bytes)),
+            ("shm_share", share(node.shm_used_bytes, node.shm_total_bytes)),
         ),
     )
     for gpu in node.gpus:
         figures = (
-            ("memory_share", _share(gpu.memory_used_bytes, gpu.memory_total_bytes)),
+            ("memory_share", share(gpu.memory_used_bytes, gpu.memory_total_bytes)),
             ("utilisation_share", gpu.utilisation_share),
             ("power_watts", gpu.power_watts),
             ("temperature_celsius", gpu.temperature_celsius),
@@ -86,10 +87,9 @@ def _cluster(view: ClusterView, nodes: list[NodeView]) -> Iterable[tuple[str, fl
     gpus = [gpu for node in nodes for gpu in node.gpus]
     yield "nodes_up", float(len(nodes))
     yield "alarms", float(len(view.alarms))
-    yield "running", _sum(r.running for r in replicas)
-    engine, door = _sum(r.waiting for r in replicas), gateway.waiting
-    yield "waiting", _sum((engine, door))
-    yield "generation_tokens_per_second", _sum(r.generation_tokens_per_second for r in replicas)
+    yield "running", total(*(r.running for r in replicas))
+    yield "waiting", total(gateway.waiting, *(r.waiting for r in replicas))
+    yield "generation_tokens_per_second", total(*(r.generation_tokens_per_second for r in replicas))
     yield "kv_use_share", _most(r.kv_use_share for r in replicas)
     # The client's side of the first token is the gateway's; without it, the worst replica speaks.
     if gateway.ttft is not None:
@@ -102,9 +102,9 @@ def _cluster(view: ClusterView, nodes: list[NodeView]) -> Iterable[tuple[str, fl
     ports = [port for node in nodes for port in node.ports if not port.virtual]
     yield (
         "network_bytes_per_second",
-        _sum(rate for p in ports for rate in (p.rx_bytes_per_second, p.tx_bytes_per_second)),
+        total(*(rate for p in ports for rate in (p.rx_bytes_per_second, p.tx_bytes_per_second))),
     )
-    yield "gpu_memory_share", _most(_share(g.memory_used_bytes, g.memory_total_bytes) for g in gpus)
+    yield "gpu_memory_share", _most(share(g.memory_used_bytes, g.memory_total_bytes) for g in gpus)
     used = [g.utilisation_share for g in gpus if g.utilisation_share is not None]
     yield "gpu_utilisation_share", sum(used) / len(used) if used else None
 
@@ -113,15 +113,6 @@ def _worst(name: str, values: list[LatencyView | None]) -> Iterable[tuple[str, f
     for quantile in ("p50", "p95", "p99"):
         known = [getattr(value, quantile) for value in values if value is not None]
         yield f"{name}_{quantile}_seconds", _most(one.seconds if one else None for one in known)
-
-
-def _share(part: int | None, whole: int | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _most(values: Iterable[float | None]) -> float | None:

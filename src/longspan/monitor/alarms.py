@@ -30,6 +30,10 @@ class Scene:
         """The nodes of a replica that the picture knows."""
         return [node for node in self.view.nodes if node.name in replica.nodes]
 
+    def fresh_nodes_of(self, replica: ReplicaView) -> list[NodeView]:
+        """Those of them whose figures are fresh."""
+        return [node for node in self.nodes_of(replica) if fresh(node.age_seconds)]
+
     @property
     def serving(self) -> list[ReplicaView]:
         """Replicas that should give tokens and whose figures are fresh."""

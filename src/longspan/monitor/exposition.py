@@ -35,6 +35,7 @@ _NODE = {
     "ram_total_bytes": "Memory.", "ram_used_bytes": "Memory in use, caches left out.",
     "shm_total_bytes": "Size of /dev/shm.", "shm_used_bytes": "In use of /dev/shm.",
 }  # fmt: skip
+_DISK = {"used_bytes": "In use of a file system.", "total_bytes": "Size of a file system."}
 _REPLICA = {
     "age_seconds": "Age of the engine's last metrics.", "running": "Requests in the batch.",
     "waiting": "Requests that wait in the engine.", "kv_use_share": "Use of the fullest KV cache (0 to 1).",
@@ -107,18 +108,7 @@ def _node(out: _Text, node: NodeView) -> None:
     out.add_all("longspan_node", _NODE, node, labels)
     out.add("longspan_node_cpus", "Cores.", labels, node.cpu_count)
     for disk in node.disks:
-        out.add(
-            "longspan_node_disk_used_bytes",
-            "In use of a file system.",
-            {**labels, "path": disk.path},
-            disk.used_bytes,
-        )
-        out.add(
-            "longspan_node_disk_total_bytes",
-            "Size of a file system.",
-            {**labels, "path": disk.path},
-            disk.total_bytes,
-        )
+        out.add_all("longspan_node_disk", _DISK, disk, {**labels, "path": disk.path})
     for gpu in node.gpus:
         out.add_all("longspan_gpu", _GPU, gpu, {**labels, **_gpu_labels(gpu)})
     for port in node.ports:
@@ -131,8 +121,8 @@ def _node(out: _Text, node: NodeView) -> None:
             own,
             None if rate is None else rate / 8,
         )
-    agents = [p for p in node.processes if p.name == "agent"]
-    for agent in agents[:1]:
+    agent = next((p for p in node.processes if p.name == "agent"), None)
+    if agent:
         out.add("longspan_agent_cpu_share", "CPU of the node's agent, of one core.", labels, agent.cpu_share)
         out.add(
             "longspan_agent_memory_bytes", "Resident memory of the node's agent.", labels, agent.rss_bytes

@@ -3,11 +3,10 @@
 Names and semantics are those of vLLM 0.33 (v1/metrics/loggers.py); the old ones are listed with what took their place.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from longspan.monitor.prometheus import Sample, Series, Window, cumulative, parse
-from longspan.monitor.rates import share
+from longspan.monitor.prometheus import Sample, Window, cumulative, parse
+from longspan.monitor.rates import share, total
 from longspan.monitor.view import LatencyView, ReplicaView
 
 # Quantiles need many requests, a rate should follow what happens.
@@ -28,7 +27,8 @@ OLD_NAMES = {
 GAUGES = (RUNNING, WAITING, KV, CACHE)
 COUNTERS = (PROMPT, GENERATED, FINISHED, PREEMPTED, QUERIES, HITS)
 HISTOGRAMS = (TTFT, QUEUE, PREFILL, TPOT, GAP)
-_PARTS = tuple(f"{name}{part}" for name in HISTOGRAMS for part in ("_bucket", "_sum", "_count"))
+_SUFFIXES = ("_bucket", "_sum", "_count")
+_PARTS = tuple(f"{name}{part}" for name in HISTOGRAMS for part in _SUFFIXES)
 _KNOWN = frozenset((*GAUGES, *COUNTERS, *_PARTS))
 _PREFIXES = ("vllm:", "ray_vllm_", "vllm_")
 # Series that differ in nothing else are one gauge that several processes write.
@@ -42,7 +42,7 @@ def canonical(name: str) -> str | None:
         return None
     rest = rest.removesuffix("_total")
     for old, new in OLD_NAMES.items():
-        if rest == old or rest.removeprefix(old) in ("_bucket", "_sum", "_count"):
+        if rest == old or rest.removeprefix(old) in _SUFFIXES:
             rest = new + rest.removeprefix(old)
             break
     return rest if rest in _KNOWN else None
@@ -98,15 +98,14 @@ class EngineFigures:
         if self.last_at is None:
             return view
         window = self.window
-        running, waiting = gauge(self.samples, RUNNING), gauge(self.samples, WAITING)
         kv = gauge(self.samples, KV)
         names = {sample.name for sample in self.samples}
         has_cache = QUERIES in names
         return replace(
             view,
             age_seconds=max(0.0, now - self.last_at),
-            running=sum(running) if running else None,
-            waiting=sum(waiting) if waiting else None,
+            running=total(*gauge(self.samples, RUNNING)),
+            waiting=total(*gauge(self.samples, WAITING)),
             kv_use_share=max(kv) if kv else None,
             kv_tokens=_kv_tokens(self.samples),
             prompt_tokens_per_second=window.rate(PROMPT, RATE_SECONDS),
@@ -117,7 +116,9 @@ class EngineFigures:
             queue=window.latency(QUEUE),
             prefill=window.latency(PREFILL),
             prefix_hit_share=share(window.grown(HITS), window.grown(QUERIES)) if has_cache else None,
-            preemptions_total=_sum(window.last or {}, PREEMPTED),
+            preemptions_total=total(
+                *(value for (name, _), value in (window.last or {}).items() if name == PREEMPTED)
+            ),
             preemptions_per_second=window.rate(PREEMPTED),
             missing=tuple(sorted({_family(name) for name in self.seen - names})),
         )
@@ -128,10 +129,5 @@ class EngineFigures:
         return finished if finished and finished.count else gaps or finished
 
 
-def _sum(values: Mapping[Series, float], name: str) -> float | None:
-    found = [value for (key, _), value in values.items() if key == name]
-    return sum(found) if found else None
-
-
 def _family(name: str) -> str:
-    return next((name.removesuffix(part) for part in ("_bucket", "_sum", "_count") if name.endswith(part)), name)  # fmt: skip
+    return next((name.removesuffix(part) for part in _SUFFIXES if name.endswith(part)), name)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Differences of counters to rates. Pure."""
+"""Differences of counters to rates, and sums and shares of figures of which some are not known. Pure."""
 
 
 def increase(before: float | None, after: float | None) -> float | None:

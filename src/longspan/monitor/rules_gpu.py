@@ -19,6 +19,12 @@ def gpus(scene: Scene) -> Iterator[tuple[NodeView, GpuView, str]]:
             yield node, gpu, f"{node.name}/{gpu.index}"
 
 
+def gpus_of(scene: Scene, replica: ReplicaView) -> list[GpuView]:
+    """The GPUs on which a replica's ranks work, where they are known."""
+    mine = {uuid for rank in replica.ranks for uuid in rank.gpu_uuids}
+    return [gpu for _, gpu, _ in gpus(scene) if gpu.uuid in mine]
+
+
 def stages(scene: Scene, replica: ReplicaView) -> Iterator[list[tuple[NodeView, GpuView, str]]]:
     """The GPUs of each pipeline stage of a replica, where they are known: those that do the same work in step."""
     by_uuid = {gpu.uuid: (node, gpu, name) for node, gpu, name in gpus(scene)}
@@ -127,10 +133,8 @@ def _power(members: list[tuple[NodeView, GpuView, str]]) -> Iterable[Hit]:
 
 def idle_before_a_queue(scene: Scene) -> Iterable[Hit]:
     """Requests wait in an engine whose GPUs have nothing to do."""
-    by_uuid = {gpu.uuid: gpu for _, gpu, _ in gpus(scene)}
     for replica in scene.serving:
-        mine = [by_uuid[u] for r in replica.ranks for u in r.gpu_uuids if u in by_uuid]
-        known = [g.utilisation_share for g in mine if g.utilisation_share is not None]
+        known = [g.utilisation_share for g in gpus_of(scene, replica) if g.utilisation_share is not None]
         if known and (replica.waiting or 0) > 0:
             idle = level(max(known), 0.05, 0.15)
             if idle is not None:

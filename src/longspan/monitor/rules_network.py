@@ -20,7 +20,7 @@ def traffic(node: NodeView, kind: str) -> float | None:
 def collectives_on_tcp(scene: Scene) -> Iterable[Hit]:
     """RDMA ports stand still while the interfaces carry what only collectives can be."""
     for replica in scene.serving:
-        nodes = [node for node in scene.nodes_of(replica) if node in scene.nodes]
+        nodes = scene.fresh_nodes_of(replica)
         if len(nodes) < 2 or not any(p.kind == "rdma" and p.up for node in nodes for p in node.ports):
             continue
         tcp = [(node, traffic(node, "netdev") or 0.0, traffic(node, "rdma")) for node in nodes]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from longspan.finding import Evidence
 from longspan.monitor.alarms import Hit, Rule, Scene, fresh, level, seen
-from longspan.monitor.view import LatencyView, ReplicaView
+from longspan.monitor.view import LatencyView, QuantileView, ReplicaView
 from longspan.units import format_seconds
 
 # Beyond the window of the rates (10 s). A CPU takes 8 s for one batch, so it gets the patience that the controller has with it.
@@ -123,19 +123,25 @@ def slow_tokens(scene: Scene) -> Iterable[Hit]:
         yield from _over(replica.name, replica.tpot, limit, "TPOT")
 
 
+def certain_p99(found: LatencyView | None) -> QuantileView | None:
+    """A 99th percentile that an objective can be held against; None where it says too little. "Below 10 ms" is not over an
+    objective of 5 ms for all that is known."""
+    if found is None or found.p99 is None or found.count < P99_COUNT or found.p99.bound == "below":
+        return None
+    return found.p99
+
+
 def _over(name: str, found: LatencyView | None, limit: float | None, what: str) -> Iterable[Hit]:
-    if limit is None or found is None or found.p99 is None or found.count < P99_COUNT:
+    p99 = certain_p99(found)
+    if limit is None or found is None or p99 is None:
         return
-    # "Below 10 ms" is not over an objective of 5 ms for all that is known.
-    if found.p99.bound == "below":
-        return
-    over = level(found.p99.seconds, limit, 0.9 * limit)
+    over = level(p99.seconds, limit, 0.9 * limit)
     if over is not None:
-        more = "more than " if found.p99.bound == "above" else ""
+        more = "more than " if p99.bound == "above" else ""
         yield Hit(
             name,
-            f"{'the gateway' if name == 'gateway' else name}'s {what} p99 is {more}{format_seconds(found.p99.seconds)}, the objective {format_seconds(limit)}.",
-            (seen(f"{what} p99", f"{found.p99.seconds:.3f} s of {found.count:.0f}"),),
+            f"{'the gateway' if name == 'gateway' else name}'s {what} p99 is {more}{format_seconds(p99.seconds)}, the objective {format_seconds(limit)}.",
+            (seen(f"{what} p99", f"{p99.seconds:.3f} s of {found.count:.0f}"),),
             "The alarm `slow` beside it says what it is bound by.",
             over, name,
         )  # fmt: skip

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from longspan.finding import Evidence
 from longspan.monitor.alarms import Hit, Rule, Scene, fresh, seen
-from longspan.monitor.rules_network import traffic
-from longspan.monitor.rules_replica import P99_COUNT
-from longspan.monitor.view import GpuView, LatencyView, ReplicaView
+from longspan.monitor.rates import share
+from longspan.monitor.rules_gpu import gpus_of
+from longspan.monitor.rules_network import BUSY_BYTES_PER_SECOND, traffic
+from longspan.monitor.rules_replica import certain_p99
+from longspan.monitor.view import GatewayView, LatencyView, ReplicaView
 from longspan.units import format_seconds
 
 KV_FULL_SHARE = 0.9
@@ -94,14 +96,9 @@ def _seats(scene: Scene, replica: ReplicaView) -> Diagnosis | None:
     )  # fmt: skip
 
 
-def _gpus(scene: Scene, replica: ReplicaView) -> list[GpuView]:
-    mine = {uuid for rank in replica.ranks for uuid in rank.gpu_uuids}
-    return [gpu for node in scene.nodes for gpu in node.gpus if gpu.uuid in mine]
-
-
 def _network(scene: Scene, replica: ReplicaView) -> Diagnosis | None:
     """A port of one of its nodes is nearly full, or its GPUs are all busy at little power: they spin in collectives."""
-    nodes = [node for node in scene.nodes_of(replica) if node in scene.nodes]
+    nodes = scene.fresh_nodes_of(replica)
     for node in nodes if len(nodes) > 1 else ():
         for port in node.ports:
             most = max(port.rx_bytes_per_second or 0.0, port.tx_bytes_per_second or 0.0) * 8
@@ -115,18 +112,16 @@ def _network(scene: Scene, replica: ReplicaView) -> Diagnosis | None:
                     "Keep TP within a node and use PP over nodes; use all NICs (NCCL_IB_HCA); look at the alarm collectives-on-tcp.",
                     (seen(f"{node.name}/{port.name}", f"{most / 1e9:.2f} Gbit/s"),),
                 )  # fmt: skip
-    gpus = _gpus(scene, replica)
     shares = [
-        (g.utilisation_share, g.power_watts / g.power_limit_watts)
-        for g in gpus
-        if g.power_watts is not None and g.power_limit_watts
+        (gpu.utilisation_share, share(gpu.power_watts, gpu.power_limit_watts))
+        for gpu in gpus_of(scene, replica)
     ]
-    known = [(use, power) for use, power in shares if use is not None]
+    known = [(use, power) for use, power in shares if use is not None and power is not None]
     moved = sum(traffic(n, "rdma") or 0.0 for n in nodes) + sum(traffic(n, "netdev") or 0.0 for n in nodes)
     if (
         len(nodes) > 1
         and known
-        and moved > 20e6
+        and moved > BUSY_BYTES_PER_SECOND
         and min(u for u, _ in known) > 0.9
         and max(p for _, p in known) < 0.45
     ):
@@ -154,11 +149,10 @@ def _prefill(scene: Scene, replica: ReplicaView) -> Diagnosis | None:
 
 
 def _compute(scene: Scene, replica: ReplicaView) -> Diagnosis | None:
-    gpus = _gpus(scene, replica)
+    gpus = gpus_of(scene, replica)
     use = [g.utilisation_share for g in gpus if g.utilisation_share is not None]
-    power = [
-        g.power_watts / g.power_limit_watts for g in gpus if g.power_watts is not None and g.power_limit_watts
-    ]
+    shares = (share(g.power_watts, g.power_limit_watts) for g in gpus)
+    power = [known for known in shares if known is not None]
     if use and min(use) > 0.9 and (not power or max(power) >= 0.45):
         what = (
             seen("GPU utilisation", f"at least {min(use):.0%}"),
@@ -179,25 +173,23 @@ def _compute(scene: Scene, replica: ReplicaView) -> Diagnosis | None:
 
 def _misses(found: LatencyView | None, limit: float | None) -> bool:
     """Whether a 99th percentile is over its limit for sure."""
-    if limit is None or found is None or found.p99 is None or found.count < P99_COUNT:
-        return False
-    return found.p99.bound != "below" and found.p99.seconds >= limit
+    p99 = certain_p99(found)
+    return limit is not None and p99 is not None and p99.seconds >= limit
 
 
 def slow(scene: Scene) -> Iterable[Hit]:
     """Every replica that is slow, with what it is bound by."""
-    objectives, door = scene.objectives, scene.view.gateway
+    objectives, gateway = scene.objectives, scene.view.gateway
+    door = gateway if fresh(gateway.age_seconds) else GatewayView()
     for replica in scene.serving:
         if replica.name in scene.quiet_seconds:
             continue  # it does not move at all: that is another alarm
         missed = [what for what, found, limit in (
             ("TTFT", replica.ttft, objectives.ttft_p99_seconds), ("TPOT", replica.tpot, objectives.tpot_p99_seconds),
-            ("TTFT at the gateway", door.ttft if fresh(door.age_seconds) else None, objectives.ttft_p99_seconds),
+            ("TTFT at the gateway", door.ttft, objectives.ttft_p99_seconds),
         ) if _misses(found, limit)]  # fmt: skip
         none_set = objectives.ttft_p99_seconds is None and objectives.tpot_p99_seconds is None
-        queued = bool(replica.waiting) or bool(
-            scene.view.gateway.waiting and fresh(scene.view.gateway.age_seconds)
-        )
+        queued = bool(replica.waiting or door.waiting)
         if not missed and not (none_set and queued):
             continue
         found = diagnose(scene, replica)

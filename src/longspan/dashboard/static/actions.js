@@ -12,7 +12,9 @@ let pending = null;
 
 export const useToken = (token) => (csrf = token);
 
-export function button(verb, subject, kind) {
+export const buttons = (subject, kind) => Object.keys(WORDS).map((verb) => button(verb, subject, kind));
+
+function button(verb, subject, kind) {
   const [label] = WORDS[verb];
   const one = el("button", { type: "button", class: "small", "aria-label": `${label} ${kind} ${subject}`, onclick: () => ask(verb, subject, kind, one) }, label);
   // Not `disabled`: whoever uses the keyboard should still reach it and be told why it does nothing.

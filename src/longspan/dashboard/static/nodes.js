@@ -1,6 +1,6 @@
 // One fold per node: GPUs with their memory, ports, processes, disks. Only what is open is drawn.
 
-import { button } from "./actions.js";
+import { buttons } from "./actions.js";
 import { el, keyed, set, style, text } from "./dom.js";
 import { stateWords } from "./picture.js";
 import { bytes, most, number, part, portLoad, rate, share, step, total } from "./units.js";
@@ -126,7 +126,7 @@ function build(fold, node) {
     gpus: table(`GPUs of ${node.name}`, ["GPU", "Work", "Memory", "Busy", "Power", "Heat", "SM clock", "ECC corrected / not", "NVLink in / out"]),
     ports: table(`Network ports of ${node.name}`, ["Port", "Kind", "Link", "Load", "In", "Out", "Drops / errors per s", "in total"]),
     processes: table(`Processes on ${node.name}`, ["Process", "pid", "CPU", "Resident", "GPU memory"]),
-    buttons: ["drain", "isolate", "restore"].map((verb) => button(verb, node.name, "node")),
+    buttons: buttons(node.name, "node"),
   };
   fold.inside.append(built.facts, el("p", { class: "row" }, ...built.buttons), built.gpus, built.ports, built.processes);
   return built;

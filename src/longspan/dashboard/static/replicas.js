@@ -1,7 +1,7 @@
 // The table of replicas, with what may be asked of each.
 
 import { el, keyed, set, style, text } from "./dom.js";
-import { button } from "./actions.js";
+import { buttons } from "./actions.js";
 import { number, quantile, seconds, share, short } from "./units.js";
 
 const COLUMNS = [
@@ -35,7 +35,7 @@ function make(replica) {
   cells.meter = el("span", { class: "meter", "aria-hidden": true }, el("i"));
   cells.kvText = el("span");
   cells.kv.append(cells.kvText, cells.meter);
-  cells.buttons = ["drain", "isolate", "restore"].map((verb) => button(verb, replica.name, "replica"));
+  cells.buttons = buttons(replica.name, "replica");
   cells.actions.append(el("span", { class: "row" }, ...cells.buttons));
   row.cells_ = cells;
   return row;
