@@ -1,6 +1,7 @@
 """Deployment: what is wanted, as one frozen document that the controller keeps on disk and agents never see whole."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from longspan.cluster.container import Container
@@ -88,7 +89,7 @@ class RayPorts:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """What the user wants to be true: one replica of one model on named nodes.
+    """What the user wants to be true: replicas of one model on named nodes.
 
     Attributes:
         identity: a digest of all that `up` was asked for; `up` twice with the same one changes nothing.
@@ -101,6 +102,7 @@ class DeploymentSpec:
         ray_first_port: the first of Ray's fixed ports (`RayPorts`); None for free ones, where nodes share a machine.
         gateway_extra: tables that the user adds to the gateway's file, as TOML.
         ray_head: a node without ranks that runs Ray's head; None for the node of rank 0.
+        replicas: how many are wanted at the start; max_replicas: for how many `scale` finds checked nodes.
     """
 
     name: str
@@ -120,6 +122,8 @@ class DeploymentSpec:
     ray_first_port: int | None = None
     ray_head: NodeSpec | None = None
     gateway_extra: str = ""
+    replicas: int = 1
+    max_replicas: int = 1
 
     @property
     def world_size(self) -> int:
@@ -132,9 +136,25 @@ class DeploymentSpec:
         return bool(self.ray_address)
 
     def rank_nodes(self) -> tuple[NodeSpec, ...]:
-        """The node of each rank: stage by stage (rank = PP rank x TP + TP rank), nodes filled in their order."""
-        slots = [node for node in self.nodes for _ in range(node.gpus)]
-        return tuple(slots[: self.world_size])
+        """The node of each rank, replica by replica, each stage by stage (rank = PP rank x TP + TP rank)."""
+        return tuple(node for slots in self.replica_slots() for node in slots)
+
+    def replica_slots(self) -> tuple[tuple[NodeSpec, ...], ...]:
+        """The node of each rank of each replica; what the nodes have no room for is left out."""
+        return replica_slots(self.nodes, self.world_size, self.max_replicas)
+
+    def of_replica(self, number: int) -> "DeploymentSpec":
+        """What one replica sees: itself alone, on the GPUs that are its own.
+
+        Raises:
+            IndexError: there is no room for it.
+        """
+        slots = self.replica_slots()[number]
+        own = {node.name: node for node in slots}
+        nodes = tuple(
+            replace(node, gpus=sum(one.name == node.name for one in slots)) for node in own.values()
+        )
+        return replace(self, nodes=nodes, replicas=1, max_replicas=1)
 
     def used_nodes(self) -> tuple[NodeSpec, ...]:
         """The nodes that hold at least one rank."""
@@ -155,6 +175,32 @@ class DeploymentSpec:
         head = document.get("ray_head")
         whole = {"nodes": nodes, "vllm_arguments": tuple(document["vllm_arguments"])}
         return cls(**{**document, **whole, "ray_head": _node(head) if head else None})
+
+
+def replica_slots(
+    nodes: Sequence[NodeSpec], world_size: int, replicas: int
+) -> tuple[tuple[NodeSpec, ...], ...]:
+    """Where the ranks of each replica go. A single one fills the nodes in their order; of several, each stays on one node
+    where it can, so that no more of them than needed cross a network or fall with a host.
+
+    Returns:
+        replica -> rank -> node; as many replicas as there is room for.
+    """
+    free = {node.name: node.gpus for node in nodes}
+    found: list[tuple[NodeSpec, ...]] = []
+    for _ in range(replicas):
+        whole = next((node for node in nodes if free[node.name] >= world_size), None)
+        if replicas > 1 and whole is not None:
+            slots = [whole] * world_size
+        else:
+            slots = [node for node in nodes for _ in range(free[node.name])][:world_size]
+        # A single one is judged by who asked for it: fewer GPUs than ranks is an error with words of its own.
+        if len(slots) < world_size and replicas > 1:
+            break
+        for node in slots:
+            free[node.name] -= 1
+        found.append(tuple(slots))
+    return tuple(found)
 
 
 def _node(document: dict[str, Any]) -> NodeSpec:

@@ -74,7 +74,7 @@ def test_messages_that_are_none(tmp_path: Path, body: bytes) -> None:
         async with controller(tmp_path) as (found, client):
             answer = await client.post("/v1/agents/n1/events", data=body)
             assert answer.status == 400
-            assert found.machine.joined == set()
+            assert found.machine.ground.joined == set()
 
     asyncio.run(test())
 

@@ -15,6 +15,7 @@ from longspan.launch.events import AgentJoined, Answered, DownAsked, Event, Line
 from longspan.launch.judge import completion_layer
 from longspan.launch.logprobs import Reference, TokenLogprobs
 from longspan.launch.proof_texts import TEXTS
+from longspan.launch.replica import Replica
 from longspan.launch.run_dir import Paths
 from longspan.launch.steps import FRONT, PHASES, Steps
 from longspan.launch.verdict import Evidence
@@ -88,6 +89,11 @@ class Drive:
     unconfirmed: list[str] = field(default_factory=list)
     ended: set[tuple[str, int]] = field(default_factory=set)
 
+    @property
+    def r0(self) -> Replica:
+        """The first replica."""
+        return self.machine.replicas["r0"]
+
     def note(self, actions: list[Action]) -> list[Action]:
         """Remembers actions, and judges at once what could not be told later."""
         for action in actions:
@@ -103,7 +109,7 @@ class Drive:
                 if left:
                     self.unconfirmed.append(f"{action.process.name} started, {left} did not confirm")
             if isinstance(action, SetGateway) and action.state == "ready" and not self.confirmed():
-                self.unconfirmed.append(f"ready with ranks {self.machine.group.ranks}")
+                self.unconfirmed.append(f"ready with ranks {self.r0.group.ranks}")
         if self.stopped_at is None and self.machine.phase in {"stopping", "gone"}:
             self.stopped_at = len(self.actions)
         self.actions += actions
@@ -113,8 +119,8 @@ class Drive:
         """Whether every node has said which ranks are its own, and they are where the plan wants them."""
         machine = self.machine
         wanted = {rank: node.address for rank, node in enumerate(machine.spec.rank_nodes())}
-        found = {rank: seen.address for rank, seen in machine.group.ranks.items()}
-        asked = set(machine.group.rank_devices) == {node.name for node in machine.nodes}
+        found = {rank: seen.address for rank, seen in machine.replicas["r0"].group.ranks.items()}
+        asked = set(machine.replicas["r0"].group.rank_devices) == {node.name for node in machine.nodes}
         return asked and (found == wanted or machine.spec.world_size == 1)
 
     def begin(self) -> list[Action]:
@@ -135,9 +141,9 @@ class Drive:
             isinstance(event, Answered)
             and event.call.startswith("swept:")
             and event.value == {"left": []}
-            and self.machine.fence
+            and self.r0.fence
         ):
-            self.ended.add((event.call.partition(":")[2].partition("#")[0], self.machine.fence.epoch))
+            self.ended.add((event.call.partition(":")[2].partition("#")[0], self.r0.fence.epoch))
         return self.note(self.machine.handle(event, self.now))
 
     def answer(self, call: str, value: Any = None, error: str = "") -> list[Action]:
@@ -292,7 +298,7 @@ def check(drive: Drive) -> None:
         assert [a for a in late if isinstance(a, Start | StartAgents | Ask)] == []
         assert [a for a in late if isinstance(a, SetGateway) and a.state == "ready"] == []
         # Nothing is ended before the evidence has come or was given up; then every agent is told once.
-        assert stops == (Counter() if machine.stopping.evidence else Counter(machine.joined))
+        assert stops == (Counter() if machine.stopping.evidence else Counter(machine.ground.joined))
     else:
         assert stops == Counter()
         assert machine.failure is None
@@ -303,8 +309,8 @@ def check(drive: Drive) -> None:
     calls = [a.call for a in drive.actions if isinstance(a, Call | Ask)]
     assert len(calls) == len(set(calls))
     if machine.phase == "serving":
-        assert machine.group.proof is not None
-        assert machine.group.proof.verdict != "failed"
+        assert machine.replicas["r0"].group.proof is not None
+        assert machine.replicas["r0"].group.proof.verdict != "failed"
     for action in drive.actions:
         if isinstance(action, Start):
             text = json.dumps(action.process.to_json())

@@ -27,9 +27,9 @@ def test_the_whole_way(start: Callable[..., Drive], executor: str) -> None:
         stage()
     assert drive.machine.phase == "serving"
     assert [p for p in drive.machine.started if p in PHASES] == list(PHASES)
-    assert drive.machine.group.proof is not None
-    assert drive.machine.group.proof.verdict == "verified"
-    assert [drive.machine.group.ranks[rank].address for rank in (0, 1)] == ["10.0.0.1", "10.0.0.2"]
+    assert drive.r0.group.proof is not None
+    assert drive.r0.group.proof.verdict == "verified"
+    assert [drive.r0.group.ranks[rank].address for rank in (0, 1)] == ["10.0.0.1", "10.0.0.2"]
     take_down(drive)
 
 
@@ -175,12 +175,12 @@ def test_engine_phases_go_forward_only(start: Callable[..., Drive]) -> None:
     """A line of an earlier phase that arrives late does not turn the engine's phase back."""
     drive = start()
     drive.until("ranks_join")
-    assert drive.machine.group.engine_phase == "joined"
+    assert drive.r0.group.engine_phase == "joined"
     drive.say(
         "a", "launcher", "INFO Starting to load model /m...", "INFO Warming up model for the compilation..."
     )
     drive.say("a", "launcher", "INFO Loading weights took 3.1 seconds")
-    assert drive.machine.group.engine_phase == "warm-up"
+    assert drive.r0.group.engine_phase == "warm-up"
 
 
 def test_pids_that_coincide_on_two_hosts(start: Callable[..., Drive]) -> None:
@@ -197,8 +197,8 @@ def test_one_rank_on_one_node(start: Callable[..., Drive]) -> None:
     for stage in drive.stages():
         stage()
     assert drive.machine.phase == "serving"
-    assert drive.machine.group.proof is not None
-    assert drive.machine.group.proof.verdict == "partly verified"
+    assert drive.r0.group.proof is not None
+    assert drive.r0.group.proof.verdict == "partly verified"
 
 
 def test_three_ranks_on_two_nodes(start: Callable[..., Drive]) -> None:
@@ -230,8 +230,8 @@ def test_a_reference_that_cannot_be_made_is_said(start: Callable[..., Drive]) ->
         drive.answer("evidence:", evidence())
         drive.answer("reference:a", **answer)
         assert drive.machine.phase == "serving"
-        assert drive.machine.group.proof is not None
-        assert drive.machine.group.proof.verdict == "partly verified"
+        assert drive.r0.group.proof is not None
+        assert drive.r0.group.proof.verdict == "partly verified"
 
 
 def test_the_reference_may_be_first(start: Callable[..., Drive]) -> None:

@@ -482,8 +482,8 @@ def test_evidence_is_taken_before_anything_is_ended(start: Callable[..., Drive],
     drive.until(stage)
     asked = [a for a in drive.do(Exited("a", "ray", 1)) if isinstance(a, Call)]
     assert [(a.node, a.what) for a in asked] == [("a", "collect"), ("b", "collect")]
-    if drive.machine.group.ranks:
-        assert asked[1].arguments["pids"] == {str(drive.machine.group.ranks[1].pid): 1}
+    if drive.r0.group.ranks:
+        assert asked[1].arguments["pids"] == {str(drive.r0.group.ranks[1].pid): 1}
     assert drive.answer("collect:b", error="py-spy is missing") == []
     assert drive.answer("collect:a", {}) == [StopAll(FRONT), StopAll("a"), StopAll("b")]
     assert drive.answer("collect:a", {}) == []
@@ -515,11 +515,11 @@ def test_suspicion_moves_traffic_and_no_more(start: Callable[..., Drive]) -> Non
     assert drive.do(Suspected("b", "b has not answered for 3 s")) == [
         SetGateway("out", "b has not answered for 3 s")
     ]
-    both = drive.do(Suspected("engine", "nothing within 5 s"))
+    both = drive.do(Suspected("r0", "nothing within 5 s"))
     assert both == [SetGateway("out", "b has not answered for 3 s; nothing within 5 s")]
     assert drive.do(Suspected("b", "")) == [SetGateway("out", "nothing within 5 s")]
-    assert drive.do(Suspected("engine", "")) == [SetGateway("ready")]
-    assert drive.do(Suspected("engine", "")) == []
+    assert drive.do(Suspected("r0", "")) == [SetGateway("ready")]
+    assert drive.do(Suspected("r0", "")) == []
     assert drive.machine.phase == "serving"
 
 

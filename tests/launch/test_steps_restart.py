@@ -43,20 +43,20 @@ def serving(start: Callable[..., Drive], **changes: Any) -> Drive:
 
 def fenced(drive: Drive) -> list[Any]:
     """Evidence comes, every node ends the group, new ports are found; returns what starts then."""
-    epoch = drive.machine.fence.epoch
+    epoch = drive.r0.fence.epoch
     names = [node.name for node in drive.machine.nodes]
     for name in names:
         drive.answer(f"collect:{name}#{epoch}", {})
     for name in names:
         drive.answer(f"end_group:{name}#{epoch}", {"left": []})
-    while drive.machine.fence.step == "pausing":
+    while drive.r0.fence.step == "pausing":
         drive.do(Tick())
     return drive.answer(f"ports:{names[0]}#{epoch}", [8000 + 10 * epoch + i for i in range(5)])
 
 
 def comes_up(drive: Drive) -> list[Any]:
     """The next group of the Ray executor goes its way; returns the last actions."""
-    epoch = drive.machine.group.epoch
+    epoch = drive.r0.group.epoch
     launcher, size = f"launcher.{epoch}", drive.machine.spec.world_size
     bundles = [node.address for node in drive.machine.spec.rank_nodes()]
     drive.say("a", launcher, launcher_line("gpus", have=size, want=size, nodes=[]))
@@ -99,7 +99,7 @@ def test_the_whole_way_back(start: Callable[..., Drive]) -> None:
     assert '"8001"' in started.process.stdin
     assert comes_up(drive) == [SetGateway("ready")]
     assert drive.machine.phase == "serving"
-    assert [reason for _, reason in drive.machine.restarts] == [
+    assert [reason for _, reason in drive.r0.restarts] == [
         "launcher on a ended with status 1 while serving. Its last line: INFO:     Application startup complete."
     ]
     take_down(drive)
@@ -143,20 +143,20 @@ def test_mp_starts_all_its_ranks_again(start: Callable[..., Drive]) -> None:
 def test_suspicion_that_lasts_is_conviction(start: Callable[..., Drive]) -> None:
     """A blip costs nothing; after 15 s the engine is restarted, unless a node is silent: there nothing can be ended."""
     drive = serving(start)
-    drive.do(Suspected("engine", "nothing has moved"))
+    drive.do(Suspected("r0", "nothing has moved"))
     drive.do(Tick(), CONVICTION_SECONDS - 3)
-    drive.do(Suspected("engine", ""))
+    drive.do(Suspected("r0", ""))
     drive.do(Tick(), CONVICTION_SECONDS)
     assert drive.machine.phase == "serving"
     drive.do(Suspected("b", "b has not answered for 3 s"))
-    drive.do(Suspected("engine", "nothing has moved"))
+    drive.do(Suspected("r0", "nothing has moved"))
     drive.do(Tick(), CONVICTION_SECONDS + 1)
     assert drive.machine.phase == "serving"
     drive.do(Suspected("b", ""))
     actions = drive.do(Tick())
     assert drive.machine.phase == "fencing"
     assert {a.what for a in actions if isinstance(a, Call)} == {"collect"}
-    assert drive.do(Suspected("engine", "of the old one")) == []
+    assert drive.do(Suspected("r0", "of the old one")) == []
     fenced(drive)
     assert comes_up(drive) == [SetGateway("ready")]
 
@@ -220,7 +220,7 @@ def test_a_host_that_is_lost_comes_back(start: Callable[..., Drive]) -> None:
     """The group is ended where somebody answers, the host is swept as often as it takes, gets an agent and joins Ray again;
     only then the next group starts, on Ray's old address."""
     drive = serving(start)
-    address = drive.machine.ray_address
+    address = drive.machine.ground.ray_address
     actions = drive.do(AgentSilent("b", 41))
     assert [(a.node, a.what) for a in actions if isinstance(a, Call)] == [("a", "collect")]
     assert [a for a in actions if isinstance(a, Sweep)] == [Sweep("b", "swept:b#2")]
@@ -259,7 +259,7 @@ def test_a_host_that_is_lost_while_the_group_is_fenced(start: Callable[..., Driv
     assert [(a.node, a.what) for a in ends if isinstance(a, Call)] == [("a", "end_group")]
     drive.answer("end_group:a#2", {"left": []})
     drive.do(Tick(), 20)
-    assert drive.machine.fence.step == "pausing"
+    assert drive.r0.fence.step == "pausing"
     comes_back(drive)
     drive.answer("ports:a#2", [8000, 8001, 8002, 8003, 8004])
     assert comes_up(drive) == [SetGateway("ready")]
@@ -328,7 +328,7 @@ def test_a_gateway_that_ends_is_started_again(start: Callable[..., Drive]) -> No
         assert isinstance(started, Start)
         assert (started.node, started.process.name) == (FRONT, f"gateway.{number}")
         drive.do(Lines(FRONT, f"gateway.{number}", ('{"event": "listening", "address": "127.0.0.1:8000"}',)))
-        assert drive.machine.gateway_up
+        assert drive.machine.ground.gateway_up
         assert drive.machine.phase == "serving"
     drive.do(Exited(FRONT, f"gateway.{MAX_GATEWAYS}", -9))
     assert drive.machine.failure is not None

@@ -96,12 +96,13 @@ async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any
 
 
 async def ranks(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
-    """Which of these pids are engine processes of this start on this node, and the GPUs the driver says they use.
+    """Which of these pids are engine processes of one group on this node, and the GPUs the driver says they use.
 
     Returns:
         pid -> list of GPU UUIDs, empty where the node has no GPU; a pid that is not ours here is left out.
     """
-    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    group, mark = arguments["group"], arguments["mark"]
+    here = await asyncio.to_thread(processes.of_group, group, mark, joined=arguments["joined"])
     found: dict[str, list[str]] = {str(pid): [] for pid in arguments["pids"] if pid in here}
     for pid, uuid in await _on_gpus():
         if pid in found:
@@ -143,7 +144,8 @@ async def end_group(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
 
 async def workers(arguments: dict[str, Any], run_dir: str) -> dict[str, str]:
     """pid -> title of the engine's workers on this node; vLLM sets titles such as "VLLM::Worker_PP1_TP0"."""
-    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    group, mark = arguments["group"], arguments["mark"]
+    here = await asyncio.to_thread(processes.of_group, group, mark, joined=arguments["joined"])
     found = {}
     for pid in here:
         title = _title(pid)

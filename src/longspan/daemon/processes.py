@@ -184,9 +184,14 @@ def end_all(members: Callable[[], set[int]], *, grace_seconds: float) -> Ended:
     return ended
 
 
+def of_group(group: str, mark: str, *, joined: bool) -> set[int]:
+    """The processes of one engine group on this node; others of the same deployment may run beside it."""
+    return marked(group, GROUP_VARIABLE) & ours(mark, joined=joined)
+
+
 def end_group(group: str, mark: str, *, joined: bool) -> Ended:
     """Ends the processes of one engine group on this node and removes its shared memory; all else goes on."""
-    ended = end_all(lambda: marked(group, GROUP_VARIABLE) & ours(mark, joined=joined), grace_seconds=5)
+    ended = end_all(lambda: of_group(group, mark, joined=joined), grace_seconds=5)
     remove_shm(ended.shm)
     return ended
 

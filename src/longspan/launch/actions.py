@@ -38,19 +38,21 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Let the controller ask the endpoint itself; the answer comes as `Answered`."""
+    """Let the controller ask a replica, or the endpoint itself; the answer comes as `Answered`."""
 
     call: str
     what: Literal["first_token", "evidence"]
     arguments: dict[str, Any] = field(default_factory=dict)
+    replica: str = "r0"
 
 
 @dataclass(frozen=True, slots=True)
 class SetGateway:
-    """Write the gateway's configuration: the replica's state and why."""
+    """Write the gateway's configuration: a replica's state and why; one that is gone does not stand there any more."""
 
-    state: Literal["ready", "draining", "out"]
+    state: Literal["ready", "draining", "out", "gone"]
     reason: str = ""
+    replica: str = "r0"
 
 
 @dataclass(frozen=True, slots=True)

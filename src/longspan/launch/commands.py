@@ -216,12 +216,13 @@ def launcher(
     mark: Mapping[str, str],
     token_file: str | None,
     epoch: int = 1,
+    replica: str = "r0",
 ) -> Process:
     """The process that holds the reservation, and with the Ray executor the engine's front end (see ray_driver)."""
     ranks = spec.rank_nodes()
     first = ranks[0]
     wanted = {
-        "name": f"longspan-{spec.name}-r0" + (f"-{epoch}" if epoch > 1 else ""),
+        "name": f"longspan-{spec.name}-{replica}" + (f"-{epoch}" if epoch > 1 else ""),
         "ray_address": ray_address,
         "node_ip_address": first.address,
         "ray_timeout_seconds": 120,

@@ -56,7 +56,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """Something speaks against a node (its name) or the engine ("engine"): `reason`; empty once nothing does any more."""
+    """Something speaks against a node or a replica's engine, by its name: `reason`; empty once nothing does any more."""
 
     subject: str
     reason: str
@@ -68,6 +68,20 @@ class Wished:
 
     subject: str
     wish: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """The operator, or the queue, wants another number of replicas."""
+
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The gateway sends a replica nothing new, and has none of its requests left."""
+
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,8 @@ Event = (
     | Lines
     | Suspected
     | Wished
+    | Scaled
+    | Drained
     | Struck
     | DownAsked
     | Tick

@@ -37,6 +37,7 @@ class Fence:
         absent: nodes that are lost. Their ranks are ended, and nothing starts before they are back.
         lost_at: when they were first lost during this fence.
         ports: the new ones.
+        next_wanted: whether another group is to start; without one it is over once every node has confirmed.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -53,6 +54,7 @@ class Fence:
     lost_at: dict[str, float] = field(default_factory=dict)
     ports: list[int] = field(default_factory=list)
     broken: str = ""
+    next_wanted: bool = True
 
     def begin(self, evidence: Sequence[Call]) -> list[Action]:
         """Asks for the evidence; where there is none to ask for, ends the group at once."""
@@ -130,6 +132,10 @@ class Fence:
         waited = now - self.since
         if self.step == "collecting" and waited > COLLECT_SECONDS:
             return self._end(now)
+        if not self.next_wanted and self.step in {"pausing", "ports"} and not self.broken:
+            self.step = "done"
+            self.waiting.clear()
+            return []
         if self.step == "pausing" and now >= self.pause_until and not self.absent and not self.broken:
             self.step, self.since = "ports", now
             head = self.nodes[0]

@@ -38,7 +38,9 @@ class Group:
         bundles: addresses of the placement group's bundles, in rank order.
         ranks: rank -> what its own process said, then where its node's agent found it.
         rank_devices: node -> pid -> GPU UUIDs, as its agent answered.
-        references: node -> what one rank says there of the checkpoint; what an earlier group learned holds for later ones.
+        replica: whose group it is.
+        references: node -> what one rank says there of the checkpoint; shared by all groups of the deployment.
+        yardstick: the node whose reference is asked for; only its own replica asks, others wait for the answer.
         asked_all: every node's copy is being compared, since the head's did not agree.
     """
 
@@ -51,6 +53,8 @@ class Group:
     now: float
     gateway_up: bool = False
     epoch: int = 1
+    replica: str = "r0"
+    yardstick: str = ""
     phase: GroupPhase = "ray"
     timeline: list[tuple[GroupPhase, float]] = field(default_factory=list)
     engine_phase: EnginePhase = "starting"
@@ -107,10 +111,10 @@ class Group:
         return call
 
     def _ask(self, what: Literal["first_token", "evidence"]) -> Ask:
-        """Of a later group the engine itself is asked: it gets traffic only once its answers were judged."""
+        """But for the very first group the engine itself is asked: it gets traffic only once its answers were judged."""
         call = call_id(what, "", self.epoch)
         self.waiting.add(call)
-        return Ask(call, what, {"direct": True} if self.epoch > 1 else {})
+        return Ask(call, what, {"direct": True} if self.epoch > 1 else {}, self.replica)
 
     def awaited(self) -> str:
         """Whom the phase waits for, as a sentence with a blank before it; empty where it cannot be told."""
@@ -135,6 +139,7 @@ class Group:
             mark={MARK_VARIABLE: self.mark, GROUP_VARIABLE: self.id},
             token_file=None if spec.ray_address else paths.ray_token,
             epoch=self.epoch,
+            replica=self.replica,
         )
         return [Start(self.head.name, launcher)]
 
@@ -241,7 +246,7 @@ class Group:
         so the agents read the process titles that vLLM gives its workers."""
         self._enter("gateway")
         if self.spec.executor == "mp":
-            arguments = {"mark": self.mark, "joined": self.spec.joins_ray}
+            arguments = {"mark": self.mark, "joined": self.spec.joins_ray, "group": self.id}
             return [self._call(node.name, "workers", arguments) for node in self.nodes]
         return self._confirm_ranks()
 
@@ -261,6 +266,7 @@ class Group:
             "pids": pids,
             "mark": self.mark,
             "joined": self.spec.joins_ray,
+            "group": self.id,
             "process": process,
         }
         return [self._call(node.name, "ranks", arguments) for node in self.nodes]
@@ -279,7 +285,8 @@ class Group:
         found = {rank: seen.address for rank, seen in sorted(self.ranks.items())}
         if self.spec.world_size > 1 and found != wanted:
             return self._fail("launch", f"The engine's ranks run on {found}, the plan says {wanted}.")
-        return [*([SetGateway("ready")] if self.epoch == 1 else []), *self._first_token_asked()]
+        ready = [SetGateway("ready", replica=self.replica)] if self.epoch == 1 else []
+        return [*ready, *self._first_token_asked()]
 
     def gateway_listens(self, now: float) -> list[Action]:
         """The gateway can be asked from now on."""
@@ -309,18 +316,18 @@ class Group:
             case "first_token":
                 self.first_token = value
                 self._enter("verified")
-                known = self.head.name in self.references
-                return [self._ask("evidence"), *([] if known else [self._reference(self.head)])]
+                unknown = self.yardstick not in self.references and self.yardstick == self.head.name
+                return [self._ask("evidence"), *([self._reference(self.head)] if unknown else [])]
             case "reference":
                 self.references[node] = value
             case "evidence":
                 self.evidence = value
-        return self._judge()
+        return self.judge(now)
 
     def _call_failed(self, what: str, node: str, error: str) -> list[Action]:
         if what == "reference":
             self.references[node] = {"skipped": error}
-            return self._judge()
+            return self.judge(self.now)
         if what == "first_token":
             return self._fail(
                 "launch", f"The engine says it is ready, but no token came through the gateway: {error}"
@@ -336,28 +343,31 @@ class Group:
             node.name, "reference",
             {"model": self.spec.model, "revision": self.spec.revision, "device": self.spec.device,
              "python": node.python, "vllm_arguments": list(self.spec.vllm_arguments),
-             "joined": self.spec.joins_ray, "exact": node.name == self.head.name},
+             "joined": self.spec.joins_ray, "exact": node.name == self.yardstick},
         )  # fmt: skip
 
-    def _judge(self) -> list[Action]:
+    def judge(self, now: float) -> list[Action]:
         """Once the evidence and all references asked for are there; asks every node's copy where they disagree."""
-        if self.evidence is None or self.head.name not in self.references:
+        self.now = now
+        if self.phase != "verified" or self.evidence is None or self.yardstick not in self.references:
             return []
-        if self.asked_all and len(self.references) < len(self.nodes):
+        if self.asked_all and not all(node.name in self.references for node in self.nodes):
             return []
-        ordered = {n.name: self.references[n.name] for n in self.nodes if n.name in self.references}
+        names = dict.fromkeys([self.yardstick, *(node.name for node in self.nodes)])
+        ordered = {name: self.references[name] for name in names if name in self.references}
         found = verdict.conclude(
-            self.digests, self.head.name, self.evidence, verdict.references_from_json(ordered)
+            self.digests, self.yardstick, self.evidence, verdict.references_from_json(ordered)
         )
         self.proof = found
         disagrees = any(layer.name == "reference" and layer.state == "failed" for layer in found.layers)
-        if disagrees and not self.asked_all and len(self.nodes) > 1 and not self.evidence.deployed_error:
+        unasked = [node for node in self.nodes if node.name not in self.references]
+        if disagrees and not self.asked_all and unasked and not self.evidence.deployed_error:
             self.asked_all = True
-            return [self._reference(node) for node in self.nodes[1:]]
+            return [self._reference(node) for node in unasked]
         self.findings += found.findings
         if found.verdict == "failed":
             texts = [finding.summary for finding in found.findings] or [verdict.summary(found)]
             remedy = next((finding.remedy for finding in found.findings if finding.remedy), "")
             return self._fail("proof", " ".join(texts), remedy)
         self._enter("serving")
-        return [SetGateway("ready")] if self.epoch > 1 else []
+        return [SetGateway("ready", replica=self.replica)] if self.epoch > 1 else []

@@ -2,10 +2,10 @@
 
 `Steps.handle(event, now)` returns the actions to carry out. Every event is kept in `history`, so that a run can be
 replayed. The controller's loop feeds it and does what it says; a test feeds it by hand. It owns agents, Ray and the
-gateway; from the reservation to the proof the engine's `Group` is at work inside it.
+gateway; from the reservation to the proof, and through every restart, each `Replica` is a machine of its own inside it.
 
     agents -> checkpoint -> ray -> reservation -> engine -> gateway -> first token -> verified -> serving
-                             ^---------------------------- fencing <---- the engine fails once it has served
+                             ^------------------------------ a replica that fails once all have served, by itself
                                        any other failure or "down" -> stopping -> gone
 """
 
@@ -25,9 +25,11 @@ from longspan.launch.events import (
     AgentSilent,
     Answered,
     DownAsked,
+    Drained,
     Event,
     Exited,
     Lines,
+    Scaled,
     StartFailed,
     Struck,
     Suspected,
@@ -35,33 +37,34 @@ from longspan.launch.events import (
     Wished,
 )
 from longspan.launch.failure import Failure, FailureKind, cause
-from longspan.launch.fence import MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
-from longspan.launch.group import ENGINE_PROCESSES, Group, GroupPhase
+from longspan.launch.group import ENGINE_PROCESSES, GroupPhase
 from longspan.launch.lost_node import LostNode
 from longspan.launch.phases import said, strip_colour
+from longspan.launch.replica import Ground, Replica, collect_arguments
 from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.stopping import Stopping
-from longspan.launch.traffic import ENGINE, WISHES, Traffic
+from longspan.launch.traffic import ENGINE, WISHES
 from longspan.launch.words import EVENT_MARK
 
 PHASES = ("agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified")
 Phase = Literal[
     "agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified",
-    "serving", "fencing", "failed", "stopping", "gone",
+    "serving", "fencing", "drained", "failed", "stopping", "gone",
 ]  # fmt: skip
 
 # How long a phase may show no sign of life. The engine's is long: weights of hundreds of GiB load in silence, and
 # a process that dies ends the wait at once anyway.
 QUIET_SECONDS: dict[str, float] = {
-    "agents": 60, "checkpoint": 1800, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
+    "agents": 60, "checkpoint": 1800, "ports": 60, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
     "first token": 300, "verified": 1800,
 }  # fmt: skip
 # A group's processes may still live when something fails in one of its phases: what they wait for is taken down first.
 GROUP_PHASES: tuple[GroupPhase, ...] = get_args(GroupPhase)
+# How far a replica is on its way; of several on theirs the least advanced tells where the launch stands.
+_WAY: tuple[str, ...] = ("waiting", "failed", "drained", "fencing", "ports", *GROUP_PHASES)
 # The gateway is ended by nothing of ours while it serves; one that ends again and again cannot run here.
 MAX_GATEWAYS = 5
-MAX_RESTARTS_TOLD = 100
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
 SILENT_SECONDS = 40.0
 MAX_TOLD = 10_000
@@ -69,7 +72,6 @@ MAX_HISTORY = 20_000
 # A log that goes on while it serves never ends: each node keeps its own, and here only the last of it stays.
 SERVING_HISTORY = 2_000
 SERVING_LINES = 20
-REPLICA = "r0"  # as the gateway names it
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -80,20 +82,19 @@ class Steps:
     Attributes:
         mark: identifies the processes of this start on every node.
         secrets: contents of the token and key files, by path; written by the agents, never printed.
-        joined: agents that answer; `not_started`: those that could not be started.
-        waiting: calls without an answer yet; any other answer is dropped. The group has its own.
+        not_started: agents that could not be started.
+        waiting: calls without an answer yet; any other answer is dropped. Replicas have their own.
         stopped_in: the phase in which the end began; `stopping` is that end.
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         facts: node -> what its agent found there.
-        group: the engine's ranks, from the moment Ray is there.
+        ground: what all replicas stand on. replicas: by name, those that are gone left out.
+        wanted: how many replicas there are to be.
+        served: all replicas of the launch were verified once: from then on each lives by itself.
         gateway_admin: where the gateway tells its figures, HOST:PORT.
         strikes: how many faults drills have made; nobody waits for their answers.
-        traffic: what keeps requests from the replica.
         told: what the logs have said so far, without the time at which they said it.
-        followed: how much of the group's timeline has been taken over.
         lost: hosts that are being brought back; `losses` counts them.
-        restarts: when the engine was fenced once it had served, and why; `tries`: those since it last settled.
-        fence: the end of the last group, until the next one starts. gateways: how many were started.
+        gateways: how many were started.
     """
 
     spec: DeploymentSpec
@@ -105,28 +106,20 @@ class Steps:
     phase: Phase = "agents"
     started: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
-    joined: set[str] = field(default_factory=set)
     not_started: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
     stopping: Stopping | None = None
     stopped_in: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-    digests: dict[str, CheckpointDigest | None] = field(default_factory=dict)
-    ports: dict[str, Ports] = field(default_factory=dict)
-    ray_address: str = ""
-    group: Group | None = None
-    followed: int = 0
+    ground: Ground = field(init=False)
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    wanted: int = 1
     served: bool = False
-    restarts: list[tuple[float, str]] = field(default_factory=list)
-    tries: int = 0
-    fence: Fence | None = None
     lost: dict[str, LostNode] = field(default_factory=dict)
     losses: int = 0
     gateways: int = 1
     gateway_address: str = ""
-    gateway_up: bool = False
     gateway_admin: str = ""
-    traffic: Traffic = field(default_factory=Traffic)
     strikes: int = 0
     findings: list[Finding] = field(default_factory=list)
     failure: Failure | None = None
@@ -136,28 +129,36 @@ class Steps:
     history: list[tuple[float, Event]] = field(default_factory=list)
     now: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.ground = Ground(self.paths, self.mark, self.head.name, ray_address=self.spec.ray_address or "")
+        self.wanted = self.spec.replicas
+        for number in range(self.wanted):
+            self._add_replica(number)
+
     # ---- entry
     def begin(self, now: float) -> list[Action]:
         """The first actions."""
         self.now = now
-        self.last_sign = now
+        self.last_sign = self.ground.began = now
         self.started["agents"] = now
-        if self.spec.ray_address:
-            self.ray_address = self.spec.ray_address
         return [StartAgents()]
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes one event, returns what to do about it. What changed nothing but the clock is not kept in `history`."""
         self.now = now
-        before = self.phase, len(self.findings)
+        before = self._standing()
         if self.phase == "serving" and isinstance(event, Lines):
             event = replace(event, lines=event.lines[-SERVING_LINES:])
         actions = self._handle(event)
         clock = isinstance(event, Tick | AgentSilent)
-        if not clock or actions or before != (self.phase, len(self.findings)):
+        if not clock or actions or before != self._standing():
             self.history.append((now, event))
             del self.history[: -MAX_HISTORY if self.phase != "serving" else -SERVING_HISTORY]
         return actions
+
+    def _standing(self) -> tuple[Any, ...]:
+        """What time alone may change."""
+        return self.phase, len(self.findings), [one.phase for one in self.replicas.values()]
 
     def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, DownAsked):
@@ -175,12 +176,15 @@ class Steps:
             Lines: self._lines,
             Suspected: self._suspected,
             Wished: self._wished,
+            Scaled: self._scaled,
+            Drained: self._drained,
             Struck: self._struck,
             Tick: self._tick,
         }
-        if self.phase in QUIET_SECONDS and self._is_sign_of_life(event):
-            self.last_sign = self.now
-        return handlers[type(event)](event)
+        self._note_sign_of_life(event)
+        actions = handlers[type(event)](event)
+        self._settle()
+        return actions
 
     # ---- helpers
     @property
@@ -190,8 +194,12 @@ class Steps:
 
     @property
     def head(self) -> NodeSpec:
-        """The node of rank 0, where the engine's front end runs, and our Ray's head unless a node was named for it."""
+        """The node of r0's rank 0, which is our Ray's head too unless a node was named for it."""
         return self.nodes[0]
+
+    def replica_of(self, epoch: int) -> Replica | None:
+        """Whose group has this number and is not being ended."""
+        return next((one for one in self.replicas.values() if one.epoch == epoch and not one.fence), None)
 
     @property
     def agents(self) -> list[str]:
@@ -209,90 +217,115 @@ class Steps:
         self.phase = phase
         self.started[phase] = self.last_sign = self.now
 
-    def _follow(self, actions: list[Action]) -> list[Action]:
-        """Takes over what the group has come to; `actions` are what it wants done."""
-        group = self.group
-        assert group is not None
-        for phase, at in group.timeline[self.followed :]:
-            self.ended[self.phase] = self.started[phase] = self.last_sign = at
-            self.phase = phase
-            if phase == "serving":
-                self.served = True
-                if not self.traffic.is_free:
-                    actions = [
-                        *(one for one in actions if one != SetGateway("ready")),
-                        self.traffic.setting(),
-                    ]
-        self.followed = len(group.timeline)
-        self.findings += group.findings
-        group.findings.clear()
-        if group.failure:
-            failed = group.failure
-            return [*actions, *self._engine_failed(failed.kind, failed.what, failed.remedy)]
+    def _after(self, replica: Replica, actions: list[Action]) -> list[Action]:
+        """Takes over a replica's news; `actions` are what it wants done."""
+        self.findings += replica.findings
+        replica.findings.clear()
+        problem, replica.problem = replica.problem, None
+        if problem:
+            actions = [*actions, *self._replica_failed(replica, problem.kind, problem.what, problem.remedy)]
+        elif replica.phase == "failed" and replica.failure and not self._others(replica) and not self.stopping:
+            failed = replica.failure  # what could not be ended, while nobody else serves
+            actions = [*actions, *self.fail(failed.kind, failed.what, failed.remedy)]
+        if replica.fence:
+            self._forget_tails()
+        if replica.phase == "gone" and replica.name in self.replicas:
+            del self.replicas[replica.name]
+            if self._number(replica) < self.wanted:
+                actions = [*actions, *self._start_replica(self._number(replica))]
+        for other in self.replicas.values():
+            # What one's reference says, others may be waiting for.
+            if other is not replica and other.phase == "verified" and other.group and not other.fence:
+                actions = [*actions, *other.follow(other.group.judge(self.now))]
+                if other.problem:
+                    actions = self._after(other, actions)
         return actions
 
-    def fail(self, kind: FailureKind, what: str, remedy: str = "") -> list[Action]:
-        """Remembers why and takes everything down; the controller reports it."""
+    def _others(self, replica: Replica) -> bool:
+        """Whether any other replica serves or is on its way to it."""
+        return any(not one.is_at_rest for one in self.replicas.values() if one is not replica)
+
+    def fail(self, kind: FailureKind, what: str, remedy: str = "", phase: str = "") -> list[Action]:
+        """Remembers why and in which phase, and takes everything down; the controller reports it."""
         if self.failure is None:
-            self.failure = Failure(kind, self.phase, what, remedy)
+            self.failure = Failure(kind, phase if phase in PHASES else self.phase, what, remedy)
         return self._stop(collect=kind != "proof")  # the ranks of a deployment that answers hang nowhere
 
-    # ---- an engine that fails once it has served
-    def _engine_failed(self, kind: FailureKind, what: str, remedy: str = "") -> list[Action]:
-        """Fences the group and lets a next one start; fails where it never served, or was tried often enough."""
-        group = self.group
-        if group is None or not self.served or kind == "proof":
-            return self.fail(kind, what, remedy)
-        if self.phase == "serving" and self.now - self.started["serving"] >= SETTLED_SECONDS:
-            self.tries = 0
-        if self.tries >= MAX_RESTARTS:
-            return self.fail(kind, f"{what} It had been restarted {self.tries} times before.", remedy)
-        pause = PAUSE_SECONDS[self.tries]
-        self.tries += 1
-        self.restarts.append((self.now, what))
-        del self.restarts[:-MAX_RESTARTS_TOLD]
-        for phase in GROUP_PHASES:
-            self.started.pop(phase, None)
-            self.ended.pop(phase, None)
-        self._enter("fencing")
-        group.waiting.clear()
-        self.traffic.forget_engine()
-        self.fence = Fence(
-            self.nodes, self.mark, group.id, group.epoch + 1, self.spec.joins_ray, self.now,
-            self.now + pause, len(Ports._fields), absent=set(self.lost),
-        )  # fmt: skip
-        out = SetGateway("out", f"the engine is being restarted: {what}")
-        return [out, *self.fence.begin(self._collect(group.epoch + 1))]
+    # ---- replicas
+    @staticmethod
+    def _number(replica: Replica) -> int:
+        return int(replica.name[1:])
 
-    def _fenced(self, actions: list[Action]) -> list[Action]:
-        """What follows from the fence's news: the next group, or the end."""
-        fence, old = self.fence, self.group
-        assert fence is not None
-        assert old is not None
-        if fence.broken:
-            what = f"The engine cannot be restarted: {fence.broken}."
-            return [
-                *actions,
-                *self.fail("host", what, "Its GPUs may still be in use: look at that host first."),
-            ]
-        if fence.step != "done":
-            return actions
-        self.fence = None
-        # Ray goes on where it is.
-        self.ports[self.head.name] = Ports(*fence.ports)._replace(ray=self.ports[self.head.name].ray)
-        self.group = self._new_group(fence.epoch)
-        self.group.references = dict(old.references)
-        self.followed = 0
-        for name in [name for name in self.tails if self._is_past(*named(name.rpartition("/")[2]))]:
-            del self.tails[name]
-        self._enter("ray")
-        return [*actions, *self.group.start()]
+    def _add_replica(self, number: int) -> Replica:
+        replica = Replica(f"r{number}", self.spec.of_replica(number), self.ground)
+        self.replicas[replica.name] = replica
+        return replica
 
-    def _new_group(self, epoch: int) -> Group:
-        return Group(
-            self.spec, self.paths, self.mark, self.ray_address, self.ports[self.head.name], self.digests, self.now,
-            gateway_up=self.gateway_up, epoch=epoch,
-        )  # fmt: skip
+    def _start_replica(self, number: int) -> list[Action]:
+        replica = self._add_replica(number)
+        return self._after(replica, replica.begin(self.now))
+
+    def _replica_failed(self, replica: Replica, kind: FailureKind, what: str, remedy: str = "") -> list[Action]:
+        """Its group is fenced and a next one started, while others go on; the launch or the last one takes all with it."""
+        if not self.served:
+            named_replica = f"{replica.name}: " if len(self.replicas) > 1 else ""
+            return self.fail(kind, f"{named_replica}{what}", remedy, replica.phase)
+        actions = replica.failed(kind, what, remedy, self.now)
+        if replica.failure is None:
+            return self._after(replica, actions)
+        gave_up = replica.failure
+        if not self._others(replica):
+            return self.fail(gave_up.kind, gave_up.what, gave_up.remedy, gave_up.phase)
+        text = f"{replica.name} was given up and stays out of traffic: {gave_up.what}"
+        remedy = f"{gave_up.remedy} `longspan restore {replica.name}` starts it again.".lstrip()
+        self.findings.append(Finding(replica.name, "error", "replica-given-up", text, remedy=remedy))
+        return self._after(replica, [*actions, *replica.abandon(self.now)])
+
+    def _settle(self) -> None:
+        """Where the deployment as a whole stands, out of where its replicas do."""
+        phases = [one.phase for one in self.replicas.values()]
+        if self.phase in {"agents", "checkpoint", "stopping", "gone"} or "waiting" in phases:
+            return
+        if all(phase == "serving" for phase in phases):
+            self.served = True
+        if "serving" in phases and self.served:
+            whole = "serving"
+        elif set(phases) <= {"drained", "failed"}:
+            whole = "drained"
+        else:
+            # Until all have served the least advanced counts, afterwards the one that will serve first.
+            choose = max if self.served else min
+            whole = choose(phases, key=_WAY.index)
+        found: Any = "ray" if whole == "ports" else whole
+        if found == self.phase:
+            return
+        if found == "fencing":
+            for phase in GROUP_PHASES:
+                self.started.pop(phase, None)
+                self.ended.pop(phase, None)
+        self._enter(found)
+
+    def _scaled(self, event: Scaled) -> list[Action]:
+        """More replicas on the nodes that were checked for them, or fewer: the last ones leave once their streams have ended."""
+        if not self.served or not 1 <= event.replicas <= self.spec.max_replicas:
+            return []
+        self.wanted = event.replicas
+        actions: list[Action] = []
+        for number in range(self.spec.max_replicas):
+            replica = self.replicas.get(f"r{number}")
+            if number < self.wanted and replica is None:
+                actions += self._start_replica(number)
+            elif replica is None:
+                continue
+            elif number < self.wanted and replica.leaving:
+                actions += self._after(replica, replica.stay(self.now))
+            elif number >= self.wanted and not replica.leaving:
+                actions += self._after(replica, replica.leave(self.now))
+        return actions
+
+    def _drained(self, event: Drained) -> list[Action]:
+        replica = self.replicas.get(event.replica)
+        return self._after(replica, replica.drained(self.now)) if replica else []
 
     def _stop(self, *, collect: bool = False) -> list[Action]:
         """Takes everything down; with `collect` after the nodes have given what explains a silence."""
@@ -301,37 +334,35 @@ class Steps:
         self.stopped_in = self.phase
         self._enter("stopping")
         self.waiting.clear()
-        self.fence = None
         self.lost.clear()
-        if self.group:
-            self.group.waiting.clear()
+        for replica in self.replicas.values():
+            replica.halt()
         # An agent that is being started is waited for: nobody else would end it before its lease.
         self.stopping = Stopping(
             tuple(self.agents),
-            self.joined,
+            self.ground.joined,
             set(self.agents) - self.not_started,
             self.now,
             findings=self.findings,
         )
         actions: list[Action] = []
-        if self.gateway_up:
-            actions.append(SetGateway("out", "the deployment is being stopped"))
+        if self.ground.gateway_up:
+            reason = "the deployment is being stopped"
+            actions += [SetGateway("out", reason, name) for name in self.replicas]
         actions += self.stopping.begin(self._collect() if collect and self.stopped_in in GROUP_PHASES else [])
         self._end_if_done()
         return actions
 
-    def _collect(self, epoch: int = 1) -> list[Call]:
+    def _collect(self) -> list[Call]:
         """Asks every node for the stacks, sockets and counters of what still runs there."""
-        ranks = self.group.ranks if self.group else {}
         calls = []
         for node in self.nodes:
-            if node.name in self.joined:
-                pids = {str(s.pid): rank for rank, s in ranks.items() if s.address == node.address}
-                arguments = {
-                    "name": node.name, "mark": self.mark, "joined": self.spec.joins_ray, "pids": pids,
-                    "tp": self.spec.tp, "age_seconds": self.now - self.started["agents"],
-                }  # fmt: skip
-                calls.append(call_to(node.name, "collect", arguments, epoch))
+            if node.name not in self.ground.joined:
+                continue
+            groups = [one.group for one in self.replicas.values() if one.group]
+            pids = {str(s.pid): s.rank for g in groups for s in g.ranks.values() if s.address == node.address}
+            arguments = collect_arguments(self.spec, self.ground, node, pids, self.now)
+            calls.append(call_to(node.name, "collect", arguments))
         return calls
 
     def _end_if_done(self) -> None:
@@ -340,10 +371,10 @@ class Steps:
 
     # ---- agents
     def _agent_joined(self, event: AgentJoined) -> list[Action]:
-        self.joined.add(event.node)
+        self.ground.joined.add(event.node)
         if event.node in self.lost:
             return self.lost[event.node].joined()
-        if self.phase != "agents" or not set(self.agents) <= self.joined:
+        if self.phase != "agents" or not set(self.agents) <= self.ground.joined:
             return []
         self._enter("checkpoint")
         actions: list[Action] = []
@@ -367,7 +398,7 @@ class Steps:
         return call
 
     def _agent_silent(self, event: AgentSilent) -> list[Action]:
-        if event.seconds < SILENT_SECONDS or event.node not in self.joined:
+        if event.seconds < SILENT_SECONDS or event.node not in self.ground.joined:
             return []
         what = f"The agent on {event.node} has not answered for {event.seconds:.0f} s, so the state of its ranks is unknown."
         remedy = "Check that the host runs and that it reaches this machine; its agent ends its own ranks by itself."
@@ -382,17 +413,23 @@ class Steps:
     # ---- a host that is lost
     def _node_lost(self, node: NodeSpec, what: str, remedy: str) -> list[Action]:
         """Ends the group on the nodes that are left, and begins to bring the host back."""
-        self.joined.discard(node.name)
+        self.ground.joined.discard(node.name)
         self.losses += 1
         # A host that comes and goes has one patience for all of it.
-        since = self.fence.lost_at.get(node.name, self.now) if self.fence else self.now
+        fences = [one.fence for one in self.replicas.values() if one.fence]
+        since = min([fence.lost_at.get(node.name, self.now) for fence in fences], default=self.now)
         lost = LostNode(node, self.losses + 1, since, self._files, len(Ports._fields))
         self.lost[node.name] = lost
-        if self.fence is None:
-            actions = self._engine_failed("host", what, remedy)
-        else:
-            actions = self._fenced(self.fence.lost(node.name, self.now))
-        return actions if self.stopping else [*actions, *lost.tick(self.now)]
+        self.ground.lost.add(node.name)
+        actions: list[Action] = []
+        for replica in [one for one in self.replicas.values() if one.is_on(node.name)]:
+            if replica.fence:
+                actions += self._after(replica, replica.lost(node.name, self.now))
+            elif not replica.is_at_rest:
+                actions += self._replica_failed(replica, "host", what, remedy)
+            if self.stopping:
+                return actions
+        return [*actions, *lost.tick(self.now)]
 
     def _bring_back(self, lost: LostNode, actions: list[Action]) -> list[Action]:
         """What follows from the news of a lost host."""
@@ -402,28 +439,38 @@ class Steps:
         if lost.step != "back":
             return actions
         del self.lost[name]
-        self.ports[name] = Ports(*lost.ports)
-        started = [*actions, self._ray_start(lost.node, head=False, epoch=lost.number)]
-        return self._fenced([*started, *self.fence.returned(name, self.now)]) if self.fence else started
+        self.ground.lost.discard(name)
+        self.ground.ports[name] = Ports(*lost.ports)
+        actions = [*actions, self._ray_start(lost.node, head=False, epoch=lost.number)]
+        for replica in [one for one in self.replicas.values() if one.is_on(name)]:
+            actions += self._after(replica, replica.returned(name, self.now))
+        return actions
 
     def _suspected(self, event: Suspected) -> list[Action]:
-        """Takes the replica out of traffic while anything speaks against it, and back once nothing does."""
-        if event.subject == ENGINE and self.phase != "serving":
-            return []  # of a group that is being ended or started
-        changed = self.traffic.suspect(event.subject, event.reason, self.now)
-        return [self.traffic.setting()] if self.phase == "serving" and changed else []
+        """Takes replicas out of traffic while anything speaks against them, and back once nothing does."""
+        actions: list[Action] = []
+        for replica in self.replicas.values():
+            if event.subject == replica.name and replica.phase == "serving":
+                actions += replica.suspect(ENGINE, event.reason, self.now)
+            elif replica.is_on(event.subject):
+                actions += replica.suspect(event.subject, event.reason, self.now)
+        return actions
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """What the operator can take out of traffic: the replica, and the nodes that hold its ranks."""
-        return (REPLICA, *(node.name for node in self.nodes))
+        """What the operator can take out of traffic: replicas, and the nodes that hold their ranks."""
+        nodes = {node.name: node for one in self.replicas.values() for node in one.nodes}
+        return (*self.replicas, *nodes)
 
     def _wished(self, event: Wished) -> list[Action]:
-        """A replica lives and is kept out of traffic as a whole, so that of a node's is the same."""
-        if event.subject not in self.subjects or event.wish not in WISHES:
+        """A replica lives and is kept out of traffic as a whole, so a node means all that have ranks there."""
+        if event.wish not in WISHES:
             return []
-        self.traffic.hold(event.subject, event.wish, all_of_it=event.subject == REPLICA)
-        return [self.traffic.setting()] if self.phase == "serving" else []
+        actions: list[Action] = []
+        for replica in list(self.replicas.values()):
+            if (event.subject == replica.name or replica.is_on(event.subject)) and replica.phase != "waiting":
+                actions += self._after(replica, replica.wish(event.subject, event.wish, self.now))
+        return actions
 
     def _struck(self, event: Struck) -> list[Action]:
         """A drill's fault is an event like any other, so that the history tells it from a real one."""
@@ -437,19 +484,19 @@ class Steps:
         if event.node in self.lost:
             self.lost[event.node].failed()
             return []
-        if event.node not in self.joined:  # else ssh broke off after it had started
+        if event.node not in self.ground.joined:  # else ssh broke off after it had started
             self.not_started.add(event.node)
         return self.fail("host", f"The agent on {event.node} could not be started: {event.error}")
 
     # ---- answers
     def _answered(self, event: Answered) -> list[Action]:
-        if self.group and event.call in self.group.waiting:
-            return self._follow(self.group.answered(event.call, event.value, event.error, self.now))
+        for replica in list(self.replicas.values()):
+            if replica.awaits(event.call):
+                value, error = event.value, event.error
+                return self._after(replica, replica.answered(event.call, value, error, self.now))
         for lost in self.lost.values():
             if event.call in lost.waiting:
                 return self._bring_back(lost, lost.answered(event.call, event.value, event.error))
-        if self.fence and event.call in self.fence.waiting:
-            return self._fenced(self.fence.answered(event.call, event.value, event.error, self.now))
         if event.call not in self.waiting:
             return []  # a second answer, or one to a question of another time
         self.waiting.discard(event.call)
@@ -459,16 +506,16 @@ class Steps:
         if what == "facts":
             self.facts[node] = event.value
         elif what == "digest":
-            self.digests[node] = CheckpointDigest.from_json(event.value) if event.value else None
+            self.ground.digests[node] = CheckpointDigest.from_json(event.value) if event.value else None
         elif what == "ports":
-            self.ports[node] = Ports(*event.value)
+            self.ground.ports[node] = Ports(*event.value)
         if self.phase == "checkpoint" and not self.waiting:
             return self._checkpoint_done()
         return []
 
     def _checkpoint_done(self) -> list[Action]:
         # Warnings (a file more that no engine reads as weights) come with the proof's digest layer.
-        found = compare_copies(self.digests, self.head.name) if any(self.digests.values()) else ()
+        found = compare_copies(self.ground.digests, self.head.name) if any(self.ground.digests.values()) else ()
         differing = [finding for finding in found if finding.severity == "error"]
         if differing:
             self.findings += differing
@@ -507,13 +554,13 @@ class Steps:
     def _ray_start(self, node: NodeSpec, *, head: bool, epoch: int = 1) -> Start:
         first = self.spec.ray_nodes()[0]
         fixed = RayPorts(self.spec.ray_first_port) if self.spec.ray_first_port else None
-        port = fixed.gcs if fixed else self.ports[first.name].ray
-        self.ray_address = f"{first.address}:{port}"
+        port = fixed.gcs if fixed else self.ground.ports[first.name].ray
+        self.ground.ray_address = f"{first.address}:{port}"
         return Start(
             node.name,
             commands.ray_start(
                 node, head=head, head_address=first.address, port=port,
-                own_ports=(self.ports[node.name].ray_client, self.ports[node.name].ray_agent),
+                own_ports=(self.ground.ports[node.name].ray_client, self.ground.ports[node.name].ray_agent),
                 temp_dir=self.paths.ray_dir(node.name), token_file=self.paths.ray_token, fixed=fixed,
                 epoch=epoch,
             ),
@@ -524,32 +571,29 @@ class Steps:
         process, epoch = named(event.process)
         if self._is_past(process, epoch):
             return []
+        replica = self.replica_of(epoch) if process in ENGINE_PROCESSES else None
         if process == "gateway" and self.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
         if process == "rank":
             # Its own log is that of the launcher or engine, whose end says more; but that may never come while the other
             # ranks wait for this one in a collective (seen: 45 s until a token was missed).
             text = f"A rank's process on {event.node} ended while serving."
-            return self._engine_failed("launch", text) if self.phase == "serving" else []
+            serves = replica is not None and replica.phase == "serving"
+            return self._replica_failed(replica, "launch", text) if replica and serves else []
         tail = self.tails.get(f"{event.node}/{event.process}", [])
         last = next((line for line in reversed(tail) if line.strip()), "")
-        if self.phase == "serving":
-            failed = self._engine_failed if process in ENGINE_PROCESSES else self.fail
-            return failed(
-                "launch",
-                f"{event.process} on {event.node} ended with status {event.code} while serving. Its last line: {last}",
-                "The logs stand in the state directory that `longspan status` names.",
-            )
+        phase = replica.phase if replica else self.phase
+        if phase == "serving":
+            what = f"{event.process} on {event.node} ended with status {event.code} while serving. Its last line: {last}"
+            remedy = "The logs stand in the state directory that `longspan status` names."
+            return self._replica_failed(replica, "launch", what, remedy) if replica else self.fail("launch", what, remedy)
         kind: FailureKind = "launch"
         if process == "ray":
             kind = "ray"
         elif process == "gateway" and event.code == 14:
             kind = "port"
-        failed = self._engine_failed if process in ENGINE_PROCESSES else self.fail
-        return failed(
-            kind,
-            f"{event.process} on {event.node} ended with status {event.code} in phase {self.phase}. {cause(tail)}",
-        )
+        what = f"{event.process} on {event.node} ended with status {event.code} in phase {phase}. {cause(tail)}"
+        return self._replica_failed(replica, kind, what) if replica else self.fail(kind, what)
 
     def _is_past(self, process: str, epoch: int) -> bool:
         """Whether a process is of a group that was ended or is being ended, or a gateway that was replaced."""
@@ -557,12 +601,19 @@ class Steps:
             return epoch != self.gateways
         if process not in ENGINE_PROCESSES:
             return False
-        return self.fence is not None or epoch != (self.group.epoch if self.group else 1)
+        return self.replica_of(epoch) is None
+
+    def _forget_tails(self) -> None:
+        """What groups said that are no more."""
+        for name in list(self.tails):
+            process, epoch = named(name.rpartition("/")[2])
+            if process in ENGINE_PROCESSES and self.replica_of(epoch) is None:
+                del self.tails[name]
 
     def _restart_gateway(self) -> list[Action]:
         """On the address that clients know; the engine does not notice."""
         self.gateways += 1
-        self.gateway_up = False
+        self.ground.gateway_up = False
         return [Start(FRONT, self._gateway())]
 
     def _gateway(self) -> Process:
@@ -582,14 +633,22 @@ class Steps:
                 break  # what stands behind the line that failed must not start anything
         return actions
 
-    def _is_sign_of_life(self, event: Event) -> bool:
+    def _note_sign_of_life(self, event: Event) -> None:
+        """Whose patience begins anew: the replica's that an event is about, else that of all that are on their way."""
         match event:
-            case Tick() | AgentSilent():
-                return False
-            case Lines():
-                return self._something_new(event)
-            case _:
-                return True
+            case Tick() | AgentSilent() | Suspected() | Drained():
+                return
+            case Lines() if not self._something_new(event):
+                return
+            case Lines() | Exited() if named(event.process)[0] in ENGINE_PROCESSES:
+                concerned = self.replica_of(named(event.process)[1])
+                if concerned:
+                    concerned.last_sign = self.now
+                return
+        self.last_sign = self.now
+        if not isinstance(event, Answered):  # a replica notes its own
+            for replica in self.replicas.values():
+                replica.last_sign = self.now
 
     def _something_new(self, event: Lines) -> bool:
         """Whether a log says anything that it has not said before. What waits for ever also writes: vLLM once a minute
@@ -603,23 +662,25 @@ class Steps:
         return bool(texts)
 
     def _line(self, node: str, process: str, line: str) -> list[Action]:
-        process, _ = named(process)
+        process, epoch = named(process)
         if process == "ray":
             return self._ray_line(node, line)
+        replica = self.replica_of(epoch) if process in ENGINE_PROCESSES else None
         try:
             if process == "gateway":
                 return self._gateway_line(line)
-            if self.group and process == "launcher" and line.startswith(EVENT_MARK):
+            if replica and replica.group and process == "launcher" and line.startswith(EVENT_MARK):
                 event = json.loads(line[len(EVENT_MARK) :])
-                return self._follow(self.group.launcher_event(event, self.now))
+                found = replica.group.launcher_event(event, self.now)
+                return self._after(replica, replica.follow(found))
         except (LookupError, TypeError, ValueError) as error:
             return self.fail(
                 "launch",
                 f"A line of {process} on {node} is not the event that it should be"
                 f" ({type(error).__name__}: {error}): {line[:200]}",
             )
-        if self.group and process in ENGINE_PROCESSES:
-            return self._follow(self.group.engine_line(node, line, self.now))
+        if replica and replica.group:
+            return self._after(replica, replica.follow(replica.group.engine_line(node, line, self.now)))
         return []
 
     def _ray_line(self, node: str, line: str) -> list[Action]:
@@ -630,45 +691,55 @@ class Steps:
         return []
 
     def _ray_ready(self) -> list[Action]:
-        """The head answers: the engine's group begins, and the gateway starts beside it."""
-        self.group = self._new_group(1)
-        gateway = Start(FRONT, self._gateway())
-        return [SetGateway("out", "the engine is starting"), gateway, *self.group.start()]
+        """The head answers: the replicas' groups begin, and the gateway starts beside them."""
+        actions: list[Action] = [SetGateway("out", "the engine is starting", name) for name in self.replicas]
+        actions.append(Start(FRONT, self._gateway()))
+        for number, replica in enumerate(list(self.replicas.values())):
+            ports = self.ground.ports[replica.head.name] if number == 0 else None
+            actions += self._after(replica, replica.begin(self.now, ports))
+        return actions
 
     def _gateway_line(self, line: str) -> list[Action]:
         if line.startswith('{"event"'):
             event = json.loads(line)
             if event.get("event") == "listening":
-                self.gateway_up = True
+                self.ground.gateway_up = True
                 self.gateway_address = event["address"]
                 self.gateway_admin = str(event.get("admin", ""))
-                if self.group and not self.fence:
-                    return self._follow(self.group.gateway_listens(self.now))
+                actions: list[Action] = []
+                for replica in list(self.replicas.values()):
+                    if replica.group and not replica.fence:
+                        found = replica.group.gateway_listens(self.now)
+                        actions += self._after(replica, replica.follow(found))
+                return actions
         return []
 
     # ---- time
     def _tick(self, _: Tick) -> list[Action]:
+        actions: list[Action] = []
         for lost in list(self.lost.values()):
-            actions = self._bring_back(lost, lost.tick(self.now))
-            if actions or self.stopping:
+            actions += self._bring_back(lost, lost.tick(self.now))
+            if self.stopping:
                 return actions
-        if self.fence:
-            return self._fenced(self.fence.tick(self.now))
-        if self.phase == "serving" and self.traffic.is_convicted(self.now):
-            reason = self.traffic.suspicions[ENGINE]
-            return self._engine_failed("launch", f"The engine was out of traffic for too long: {reason}.")
+        for replica in list(self.replicas.values()):
+            actions += self._after(replica, replica.tick(self.now))
+            limit = QUIET_SECONDS.get(replica.phase)
+            if limit is not None and self.now - replica.last_sign >= limit:
+                where = replica.group.engine_phase if replica.group and replica.phase == "engine" else replica.phase
+                awaited = replica.group.awaited() if replica.group else ""
+                what = f"No sign of progress for {limit:.0f} s in phase {where}.{awaited}"
+                actions += self._replica_failed(replica, "launch", what)
+            if self.stopping:
+                return actions
         limit = QUIET_SECONDS.get(self.phase)
-        if limit is None or self.now - self.last_sign < limit:
-            return []
-        where = self.group.engine_phase if self.group and self.phase == "engine" else self.phase
-        return self._engine_failed(
-            "launch", f"No sign of progress for {limit:.0f} s in phase {where}.{self._awaited()}"
-        )
+        begun = any(one.phase != "waiting" for one in self.replicas.values())
+        if begun or limit is None or self.now - self.last_sign < limit:
+            return actions
+        what = f"No sign of progress for {limit:.0f} s in phase {self.phase}.{self._awaited()}"
+        return [*actions, *self.fail("launch", what)]
 
     def _awaited(self) -> str:
         """Whom the phase waits for, as a sentence with a blank before it; empty where it cannot be told."""
         if self.phase == "agents":
-            return f" No word from the agent on {', '.join(n for n in self.agents if n not in self.joined)}."
-        if self.group:
-            return self.group.awaited()
+            return f" No word from the agent on {', '.join(n for n in self.agents if n not in self.ground.joined)}."
         return f" Not answered: {', '.join(sorted(self.waiting))}." if self.waiting else ""

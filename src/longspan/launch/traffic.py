@@ -15,14 +15,16 @@ WISHES = ("drain", "isolate", "restore")
 
 @dataclass(slots=True)
 class Traffic:
-    """What keeps requests from the replica.
+    """What keeps requests from a replica.
 
     Attributes:
+        replica: its name.
         suspicions: node or "engine" -> what speaks against it.
         held: what the operator keeps out -> "drain" or "isolate".
         distrusted_at: since when the engine is suspected.
     """
 
+    replica: str = "r0"
     suspicions: dict[str, str] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
     distrusted_at: float | None = None
@@ -62,13 +64,25 @@ class Traffic:
     def setting(self) -> SetGateway:
         """What the gateway is told."""
         if self.suspicions:
-            return SetGateway("out", "; ".join(self.suspicions.values()))
+            return SetGateway("out", "; ".join(self.suspicions.values()), self.replica)
         isolated = [name for name, wish in self.held.items() if wish == "isolate"]
         if isolated:
-            return SetGateway("out", f"isolated by the operator: {', '.join(isolated)}")
+            return SetGateway("out", f"isolated by the operator: {', '.join(isolated)}", self.replica)
         if self.held:
-            return SetGateway("draining", f"drained by the operator: {', '.join(self.held)}")
-        return SetGateway("ready")
+            return SetGateway(
+                "draining", f"drained by the operator: {', '.join(self.held)}", self.replica
+            )
+        return SetGateway("ready", replica=self.replica)
+
+    @property
+    def is_draining(self) -> bool:
+        """Its GPUs are to be released once its streams have ended."""
+        return "drain" in self.held.values()
+
+    @property
+    def against_engine(self) -> str:
+        """What speaks against the engine itself."""
+        return self.suspicions.get(ENGINE, "")
 
     def is_convicted(self, now: float) -> bool:
         """The engine was suspected for so long that it is worth a load of the model. While a node is silent nothing can be
