@@ -1,6 +1,5 @@
 """Deployment: what is wanted, as one frozen document that the controller keeps on disk and agents never see whole."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -102,7 +101,8 @@ class DeploymentSpec:
         ray_first_port: the first of Ray's fixed ports (`RayPorts`); None for free ones, where nodes share a machine.
         gateway_extra: tables that the user adds to the gateway's file, as TOML.
         ray_head: a node without ranks that runs Ray's head; None for the node of rank 0.
-        replicas: how many are wanted at the start; max_replicas: for how many `scale` finds checked nodes.
+        replicas: how many are wanted at the start.
+        placement: replica -> rank -> node's name, for as many as `scale` may start; empty for a single one.
     """
 
     name: str
@@ -123,7 +123,7 @@ class DeploymentSpec:
     ray_head: NodeSpec | None = None
     gateway_extra: str = ""
     replicas: int = 1
-    max_replicas: int = 1
+    placement: tuple[tuple[str, ...], ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -135,26 +135,35 @@ class DeploymentSpec:
         """Whether Ray is somebody else's, which we only joined."""
         return bool(self.ray_address)
 
-    def rank_nodes(self) -> tuple[NodeSpec, ...]:
-        """The node of each rank, replica by replica, each stage by stage (rank = PP rank x TP + TP rank)."""
-        return tuple(node for slots in self.replica_slots() for node in slots)
+    @property
+    def max_replicas(self) -> int:
+        """For how many the nodes were taken and checked."""
+        return len(self.placement) or 1
 
-    def replica_slots(self) -> tuple[tuple[NodeSpec, ...], ...]:
-        """The node of each rank of each replica; what the nodes have no room for is left out."""
-        return replica_slots(self.nodes, self.world_size, self.max_replicas)
+    def rank_nodes(self) -> tuple[NodeSpec, ...]:
+        """The node of each rank, replica by replica, each stage by stage (rank = PP rank x TP + TP rank).
+
+        A single replica without a placement fills the nodes in their order.
+        """
+        if self.placement:
+            by_name = {node.name: node for node in self.nodes}
+            return tuple(by_name[name] for names in self.placement for name in names)
+        slots = [node for node in self.nodes for _ in range(node.gpus)]
+        return tuple(slots[: self.world_size])
 
     def of_replica(self, number: int) -> "DeploymentSpec":
         """What one replica sees: itself alone, on the GPUs that are its own.
 
         Raises:
-            IndexError: there is no room for it.
+            IndexError: there is no place for it.
         """
-        slots = self.replica_slots()[number]
-        own = {node.name: node for node in slots}
-        nodes = tuple(
-            replace(node, gpus=sum(one.name == node.name for one in slots)) for node in own.values()
-        )
-        return replace(self, nodes=nodes, replicas=1, max_replicas=1)
+        if not self.placement:
+            return self
+        names = self.placement[number]
+        own = {name: names.count(name) for name in names}
+        by_name = {node.name: node for node in self.nodes}
+        nodes = tuple(replace(by_name[name], gpus=count) for name, count in own.items())
+        return replace(self, nodes=nodes, replicas=1, placement=(names,))
 
     def used_nodes(self) -> tuple[NodeSpec, ...]:
         """The nodes that hold at least one rank."""
@@ -173,34 +182,9 @@ class DeploymentSpec:
         """The inverse of `to_json`."""
         nodes = tuple(_node(node) for node in document["nodes"])
         head = document.get("ray_head")
-        whole = {"nodes": nodes, "vllm_arguments": tuple(document["vllm_arguments"])}
+        placement = tuple(tuple(names) for names in document.get("placement", ()))
+        whole = {"nodes": nodes, "vllm_arguments": tuple(document["vllm_arguments"]), "placement": placement}
         return cls(**{**document, **whole, "ray_head": _node(head) if head else None})
-
-
-def replica_slots(
-    nodes: Sequence[NodeSpec], world_size: int, replicas: int
-) -> tuple[tuple[NodeSpec, ...], ...]:
-    """Where the ranks of each replica go. A single one fills the nodes in their order; of several, each stays on one node
-    where it can, so that no more of them than needed cross a network or fall with a host.
-
-    Returns:
-        replica -> rank -> node; as many replicas as there is room for.
-    """
-    free = {node.name: node.gpus for node in nodes}
-    found: list[tuple[NodeSpec, ...]] = []
-    for _ in range(replicas):
-        whole = next((node for node in nodes if free[node.name] >= world_size), None)
-        if replicas > 1 and whole is not None:
-            slots = [whole] * world_size
-        else:
-            slots = [node for node in nodes for _ in range(free[node.name])][:world_size]
-        # A single one is judged by who asked for it: fewer GPUs than ranks is an error with words of its own.
-        if len(slots) < world_size and replicas > 1:
-            break
-        for node in slots:
-            free[node.name] -= 1
-        found.append(tuple(slots))
-    return tuple(found)
 
 
 def _node(document: dict[str, Any]) -> NodeSpec:

@@ -87,7 +87,9 @@ events: st.SearchStrategy[Any] = st.one_of(
     st.builds(AgentJoined, names),
     st.builds(AgentSilent, names, st.floats(3, 100)),
     st.builds(
-        Suspected, st.sampled_from(["a", "b", "r0", "r1"]), st.sampled_from(["", "it has not answered for 3 s"])
+        Suspected,
+        st.sampled_from(["a", "b", "r0", "r1"]),
+        st.sampled_from(["", "it has not answered for 3 s"]),
     ),
     st.builds(
         Wished, st.sampled_from(["r0", "a", "x"]), st.sampled_from(["drain", "isolate", "restore", "?"])

@@ -25,19 +25,29 @@ SETTLE_SECONDS = (
 @click.command("drill")
 @click.argument("fault", metavar="FAULT")
 @click.option("--name", default="default", show_default=True, help="The deployment's name.")
+@click.option("--replica", help="Which replica, for faults of an engine.  [default: the last]")
 @click.option("--rank", type=int, help="Which rank, for faults of one.  [default: the last]")
 @click.option("--rate", default=2.0, show_default=True, help="Requests a second meanwhile.")
 @click.option("--wait", default=1200, show_default=True, help="Seconds until it must be back.")
 @click.option("--yes", is_flag=True, help="It serves, and will be broken: needed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def command(fault: str, name: str, rank: int | None, rate: float, wait: int, yes: bool, as_json: bool) -> int:
+def command(
+    fault: str,
+    name: str,
+    replica: str | None,
+    rank: int | None,
+    rate: float,
+    wait: int,
+    yes: bool,
+    as_json: bool,
+) -> int:
     """Break something on purpose and time detection, rerouting and recovery.
 
     FAULT is kill-rank, kill-launcher, kill-gateway, freeze-rank or pause-rank.
     """
     record = control.running(name)
     status = control.request(record, "/v1/status")
-    target(fault, status, rank)
+    target(fault, status, rank, replica)
     if not 0 < rate <= 1000:
         raise InputError(f"--rate {rate} is no rate.", "Use requests a second, up to 1000.")
     if not _well(status):
@@ -52,7 +62,9 @@ def command(fault: str, name: str, rank: int | None, rate: float, wait: int, yes
         )
     key = Path(status["api_key_file"]).read_text().strip()
     load = Load(status["endpoint"], status["served_name"], key, rate)
-    found = asyncio.run(_drill(record, status, fault, rank, load, wait))
+    found = asyncio.run(
+        _drill(record, status, {"fault": fault, "replica": replica, "rank": rank}, load, wait)
+    )
     click.echo(json.dumps(found.to_json()) if as_json else _words(found))
     if not found.recovered:
         raise DrillError(
@@ -63,15 +75,16 @@ def command(fault: str, name: str, rank: int | None, rate: float, wait: int, yes
 
 def _well(status: dict[str, Any]) -> bool:
     """Nothing is wrong as far as the controller knows."""
-    return status["phase"] == "serving" and not status["suspicions"] and not status["held"]
+    serving = all(one["phase"] == "serving" for one in status["replicas"])
+    return status["phase"] == "serving" and serving and not status["suspicions"] and not status["held"]
 
 
 async def _drill(
-    record: dict[str, Any], status: dict[str, Any], fault: str, rank: int | None, load: Load, wait: int
+    record: dict[str, Any], status: dict[str, Any], struck: dict[str, Any], load: Load, wait: int
 ) -> Drilled:
     stop = asyncio.Event()
     running = asyncio.create_task(load.run(stop))
-    struck: dict[str, Any] = {"fault": fault, "rank": rank}
+    fault = struck["fault"]
     states: list[tuple[float, bool]] = []
     try:
         if not await until(lambda: any(outcome == "answered" for *_, outcome in load.done), WARM_SECONDS):

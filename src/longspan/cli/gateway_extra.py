@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from longspan.daemon.gateway_config import render
+from longspan.daemon.gateway_config import Upstream, render
 from longspan.errors import GatewayConfigError
 from longspan.gateway.configfile import parse_config
 
@@ -41,8 +41,8 @@ def read(path: Path, listen: str, model: str) -> str:
             )
     _absolute(tables, path)
     ours = render(
-        listen=listen, key_sha256="0" * 64, admin_sha256="0" * 64, ledger="/ledger", model=model, url="http://127.0.0.1:9",
-        upstream_key_file="/key", state="ready", reason="",
+        listen=listen, key_sha256="0" * 64, admin_sha256="0" * 64, ledger="/ledger", model=model,
+        replicas=[Upstream("r0", "http://127.0.0.1:9", "ready")], upstream_key_file="/key",
     )  # fmt: skip
     parse_config(f"{ours}\n{text}")
     return text

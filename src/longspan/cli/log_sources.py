@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longspan.daemon.picture import ONLY_REPLICA
 from longspan.errors import LogsError
 
 # What an engine's front end and ranks write into; the agents give the processes these names, later groups' with a number.
@@ -37,8 +36,7 @@ def wanted(status: Mapping[str, Any], subject: str, rank: int | None) -> Wanted:
         LogsError: no such replica, node or rank, or the rank has not said its pid.
     """
     nodes = [str(node["name"]) for node in status["nodes"]]
-    replicas = {str(one["name"]): one.get("ranks", []) for one in status.get("replicas") or ()}
-    replicas = replicas or {ONLY_REPLICA: status["ranks"]}
+    replicas = {str(one["name"]): one["ranks"] for one in status["replicas"]}
     if subject in {"controller", "front", "gateway"}:
         return Wanted(
             ("" if subject == "controller" else "front",), ("controller",) if subject == "controller" else ()

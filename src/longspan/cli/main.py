@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("longspan.cli.status", "Phases, ranks on nodes, proof, endpoint."),
     "drain": ("longspan.cli.traffic", "Take a replica or node out of traffic; what runs there may end."),
     "isolate": ("longspan.cli.traffic", "Take a replica or node out of traffic at once."),
+    "scale": ("longspan.cli.scale", "Serve with more or fewer replicas, without losing a request."),
     "restore": ("longspan.cli.traffic", "Put it back into traffic."),
     "drill": ("longspan.cli.drill", "Break something on purpose; time detection, rerouting and recovery."),
     "top": ("longspan.cli.top", "Nodes, GPUs, ports, replicas, queue and alarms on one screen."),

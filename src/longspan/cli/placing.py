@@ -28,9 +28,11 @@ def place_on_cluster(request: Request, facts: ModelFacts | None, nodes: Sequence
         raise CapacityError(
             "No node of the cluster has a GPU.", "Correct gpus = … in the file, or Ray's --num-gpus."
         )
-    pp = request.pp or len(nodes)
+    pp = request.pp or max(1, len(nodes) // request.slots)
     have = [node.gpus for node in nodes]
-    tp = request.tp or _widest_tp(facts, have, pp)
+    tp = request.tp or _widest_tp(facts, have, pp * request.slots)
+    if request.slots > 1:
+        return tp, pp, _holding(nodes, _counts(nodes, placement(nodes, tp, pp, request.slots)))
     # Whoever left PP to us gets a stage on every node; mp wants equal counts. Else the fewest nodes are the fastest.
     spread = request.pp is None or request.executor == "mp"
     return tp, pp, _holding(nodes, rank_counts(have, tp, pp, spread=spread))
@@ -47,15 +49,17 @@ def place_on_gpus(request: Request, facts: ModelFacts | None, have: Sequence[int
     """
     demo = request.model is None and request.plan is None
     # The demo shows a pipeline over two Ray nodes wherever that can be.
-    pair = demo and len(have) > 1 and request.tp is None and (request.pp or 2) > 1
+    pair = demo and len(have) > 1 and request.tp is None and (request.pp or 2) > 1 and request.slots == 1
     count = request.nodes or (2 if pair else 1)
     _refuse_many(count)
     per = len(have) // count
     if per == 0:
         raise CapacityError(f"This machine has {len(have)} GPUs, --nodes {count} would leave a node without.")
+    nodes = [_local(i, per, tuple(have[i * per : (i + 1) * per])) for i in range(count)]
+    if request.slots > 1:
+        return place_on_cluster(request, facts, nodes)
     pp = request.pp or count
     tp = request.tp or (1 if demo and pp > 1 else _widest_tp(facts, [per] * count, pp))
-    nodes = [_local(i, per, tuple(have[i * per : (i + 1) * per])) for i in range(count)]
     return tp, pp, _holding(nodes, rank_counts([per] * count, tp, pp, spread=True))
 
 
@@ -68,14 +72,18 @@ def place_on_cpus(request: Request) -> Placed:
     demo = request.model is None
     pp = request.pp or (1 if request.tp else request.nodes or (2 if demo else 1))
     tp = request.tp or 1
-    ranks = tp * pp
-    count = request.nodes or (2 if demo and pp > 1 else 1)
+    slots = request.slots
+    ranks = tp * pp * slots
+    # Several replicas get a node each, so that one node's end is one replica's.
+    count = request.nodes or (slots if slots > 1 else 2 if demo and pp > 1 else 1)
     _refuse_many(count)
     if ranks < count:
         raise CapacityError(
             f"TP {tp} x PP {pp} is {ranks} rank(s), too few for {count} nodes.", "Lower --nodes."
         )
-    if pp >= count:
+    if slots >= count > 1 or slots > count:
+        counts = [tp * pp * (slots // count + (i < slots % count)) for i in range(count)]
+    elif pp >= count:
         counts = [tp * (pp // count + (i < pp % count)) for i in range(count)]
     else:  # whoever asks for more nodes than stages wants a TP group over several
         counts = [ranks // count + (i < ranks % count) for i in range(count)]
@@ -100,6 +108,38 @@ def rank_counts(have: Sequence[int], tp: int, pp: int, *, spread: bool) -> tuple
         free = [i for i, taken in enumerate(stages) if taken < room[i]]
         stages[min(free, key=lambda i: stages[i]) if spread else free[0]] += 1
     return tuple(tp * taken for taken in stages)
+
+
+def placement(nodes: Sequence[NodeSpec], tp: int, pp: int, replicas: int) -> tuple[tuple[str, ...], ...]:
+    """Where the ranks of several replicas go: each on one node where it can, so that no more of them than needed cross a
+    network or fall with a host; else whole stages a node; else whatever is free, in the nodes' order.
+
+    Returns:
+        replica -> rank -> node's name; for as many replicas as there is room for.
+    """
+    free = {node.name: node.gpus for node in nodes}
+    found: list[tuple[str, ...]] = []
+    for _ in range(replicas):
+        whole = next((name for name in free if free[name] >= tp * pp), None)
+        stages = [name for name in free for _ in range(free[name] // tp)][:pp]
+        if whole is not None:
+            slots = [whole] * (tp * pp)
+        elif len(stages) == pp:
+            slots = [name for name in stages for _ in range(tp)]
+        else:
+            slots = [name for name in free for _ in range(free[name])][: tp * pp]
+        if len(slots) < tp * pp:
+            break
+        for name in slots:
+            free[name] -= 1
+        found.append(tuple(slots))
+    return tuple(found)
+
+
+def _counts(nodes: Sequence[NodeSpec], placed: Iterable[Sequence[str]]) -> list[int]:
+    """How many ranks each node holds; all of its GPUs where nothing could be placed, for the error to count."""
+    names = [name for slots in placed for name in slots]
+    return [names.count(node.name) if names else node.gpus for node in nodes]
 
 
 def _holding(nodes: Iterable[NodeSpec], counts: Iterable[int]) -> tuple[NodeSpec, ...]:

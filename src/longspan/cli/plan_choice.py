@@ -1,4 +1,4 @@
-"""A saved plan -> the part of it that `up` launches: one replica, its vLLM arguments, its nodes and their GPUs."""
+"""A saved plan -> what `up` launches of it: its replicas, their vLLM arguments, nodes and GPUs."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -20,11 +20,34 @@ _SET_AT_LAUNCH = frozenset({"VLLM_HOST_IP"})
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
-    """One replica of a saved plan. `source`: the file, for errors."""
+    """What is launched of a saved plan.
+
+    Attributes:
+        replica: the first. others: like it but for their places.
+        source: the file, for errors.
+    """
 
     plan: Plan
     replica: Replica
     source: str
+    others: tuple[Replica, ...] = ()
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """All of them."""
+        return (self.replica, *self.others)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that they stand on, in the order of their ranks."""
+        return tuple(dict.fromkeys(name for replica in self.replicas for name in replica.nodes))
+
+    @property
+    def placement(self) -> tuple[tuple[str, ...], ...]:
+        """Replica -> rank -> node; empty for a single one, which fills its nodes in their order."""
+        if not self.others:
+            return ()
+        return tuple(tuple(place.node for place in replica.places) for replica in self.replicas)
 
     @property
     def executor(self) -> Executor:
@@ -46,7 +69,7 @@ def with_plan(request: Request) -> tuple[Request, PlanChoice | None]:
         return request, None
     said = {
         "MODEL": request.model, "--tp": request.tp, "--pp": request.pp, "--nodes": request.nodes,
-        "--executor": request.executor,
+        "--executor": request.executor, "--replicas": request.replicas, "--max-replicas": request.max_replicas,
     }  # fmt: skip
     given = [name for name, value in said.items() if value is not None]
     if given:
@@ -54,14 +77,14 @@ def with_plan(request: Request) -> tuple[Request, PlanChoice | None]:
             f"--plan says the model and the layout, and so {'does' if len(given) == 1 else 'do'} {', '.join(given)}.",
             "Leave one of the two out.",
         )
-    choice = read_choice(request.plan, request.replica)
+    choice = read_choice(request.plan, request.replica, several=True)
     arguments = (*vllm_arguments(choice.replica), *request.vllm_arguments)
     changed = replace(request, model=choice.plan.model, executor=choice.executor, vllm_arguments=arguments)
     return changed, choice
 
 
-def read_choice(path: Path, wanted: str | None) -> PlanChoice:
-    """The replica `wanted` of the plan in a file; without a wish, its only one.
+def read_choice(path: Path, wanted: str | None, *, several: bool = False) -> PlanChoice:
+    """The replica `wanted` of the plan in a file; without a wish, its only one, or with `several` all of them.
 
     Raises:
         InputError: the file, or no such replica. PlanFileError: it is no plan. CapacityError: more than can be launched.
@@ -76,9 +99,19 @@ def read_choice(path: Path, wanted: str | None) -> PlanChoice:
         plan = parse_plan(text)
     except PlanFileError as error:
         raise PlanFileError(f"{path}: {error.what}", error.remedy) from error
-    replica = choose(plan, wanted, str(path))
-    refuse_owned_flags(replica.arguments)
-    return PlanChoice(plan, replica, str(path))
+    names = [wanted]
+    if several and wanted is None and len(plan.replicas) > 1:
+        names = [replica.name for replica in plan.replicas]
+    first, *others = (choose(plan, name, str(path)) for name in names)
+    for other in others:
+        if replace(other, name=first.name, places=first.places) != first:
+            raise CapacityError(
+                f"Replicas {first.name} and {other.name} of {path} differ in more than their places; one deployment launches"
+                " replicas that are alike.",
+                f"Launch each by itself, such as --replica {first.name} --name {first.name}.",
+            )
+    refuse_owned_flags(first.arguments)
+    return PlanChoice(plan, first, str(path), tuple(others))
 
 
 def choose(plan: Plan, wanted: str | None, source: str) -> Replica:
@@ -94,7 +127,7 @@ def choose(plan: Plan, wanted: str | None, source: str) -> Replica:
         raise InputError(f"{source} has no replica {wanted!r}.", f"It has {', '.join(names)}.")
     if wanted is None and len(names) > 1:
         raise CapacityError(
-            f"{source} has {len(names)} replicas ({', '.join(names)}); several replicas are not launched yet.",
+            f"{source} has {len(names)} replicas ({', '.join(names)}); this takes one.",
             f"Pick one of them, such as --replica {names[0]}.",
         )
     replica = next(one for one in plan.replicas if wanted in (None, one.name))
@@ -135,7 +168,7 @@ def needed_hosts(choice: PlanChoice, hosts: HostsFile) -> HostsFile:
     """
     by_name = {host.name: host for host in hosts.hosts}
     _refuse_missing(choice, by_name, "the cluster file")
-    return replace(hosts, hosts=tuple(by_name[name] for name in choice.replica.nodes))
+    return replace(hosts, hosts=tuple(by_name[name] for name in choice.nodes))
 
 
 def nodes_on_cluster(
@@ -153,7 +186,7 @@ def nodes_on_cluster(
     by_name = {node.name: node for node in found}
     _refuse_missing(choice, by_name, "the cluster")
     nodes = []
-    for name in choice.replica.nodes:
+    for name in choice.nodes:
         node, gpus = by_name[name], _gpus_on(choice, name)
         if gpus[-1] >= node.gpus:
             raise CapacityError(
@@ -175,10 +208,10 @@ def nodes_here(choice: PlanChoice, have: Sequence[int] | None) -> tuple[NodeSpec
     Raises:
         InputError: the replica needs several nodes. CapacityError: a GPU that is not here.
     """
-    names = choice.replica.nodes
+    names = choice.nodes
     if len(names) > 1:
         raise InputError(
-            f"Replica {choice.replica.name} of {choice.source} stands on {len(names)} nodes ({', '.join(names)}).",
+            f"What {choice.source} places stands on {len(names)} nodes ({', '.join(names)}).",
             "Say where they are with --cluster hosts.toml.",
         )
     gpus = _gpus_on(choice, names[0])
@@ -194,7 +227,7 @@ def nodes_here(choice: PlanChoice, have: Sequence[int] | None) -> tuple[NodeSpec
 
 
 def _refuse_missing(choice: PlanChoice, have: Collection[str], where: str) -> None:
-    missing = [name for name in choice.replica.nodes if name not in have]
+    missing = [name for name in choice.nodes if name not in have]
     if missing:
         raise InputError(
             f"{choice.source} places ranks on {', '.join(missing)}, {where} has {', '.join(have) or 'no named node'}.",
@@ -203,8 +236,9 @@ def _refuse_missing(choice: PlanChoice, have: Collection[str], where: str) -> No
 
 
 def _gpus_on(choice: PlanChoice, node: str) -> tuple[int, ...]:
-    """The replica's GPUs on a node, ascending: a node's devices are alike, and Ray hands them to its ranks."""
-    return tuple(sorted(place.gpu for place in choice.replica.places if place.node == node))
+    """The replicas' GPUs on a node, ascending: a node's devices are alike, and Ray hands them to the ranks."""
+    places = [place for replica in choice.replicas for place in replica.places]
+    return tuple(sorted(place.gpu for place in places if place.node == node))
 
 
 def _environment(choice: PlanChoice, node: str, own: dict[str, str]) -> dict[str, str]:

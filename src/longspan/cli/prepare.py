@@ -50,10 +50,16 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     refuse_owned_flags(request.vllm_arguments)
     sizes = (
         ("--tp", request.tp), ("--pp", request.pp), ("--nodes", request.nodes), ("--gpus-per-node", request.gpus_per_node),
+        ("--replicas", request.replicas), ("--max-replicas", request.max_replicas),
     )  # fmt: skip
     for flag, value in sizes:
         if value is not None and value < 1:
             raise InputError(f"{flag} {value} makes no sense.", "It is at least 1.")
+    if request.max_replicas is not None and request.max_replicas < (request.replicas or 1):
+        raise InputError(
+            f"--max-replicas {request.max_replicas} is less than --replicas {request.replicas or 1}.",
+            "It says for how many there shall be room; leave it out where their number stays.",
+        )
     for flag, cluster in (("--cluster", request.cluster), ("--ray", request.ray)):
         if cluster and request.nodes:
             raise InputError(f"--nodes is for this machine, {flag} names the nodes.", "Give one of them.")
@@ -72,11 +78,16 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
     on_cluster = cluster_nodes(hosts, in_ray) if hosts else None
     if request.device is None and not (hosts and any(host.slurm for host in hosts.hosts)):
         device = device_of(hosts, in_ray)
+    placed: tuple[tuple[str, ...], ...] = ()
     if choice is None:
         tp, pp, nodes = place(request, facts, device, on_cluster)
         layout = Layout(tp=tp, pp=pp)
+        if request.slots > 1:
+            placed = placing.placement(nodes, tp, pp, request.slots)
+            refuse_too_many(nodes, layout, placed, request.slots)
     else:
         layout, nodes = choice.replica.layout, place_planned(choice, device, hosts, on_cluster)
+        placed = choice.placement
     served_name = request.served_name or found.served_name
     spec = DeploymentSpec(
         name=request.name,
@@ -96,6 +107,8 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         ray_first_port=ports.first if (ports := ray_ports_of(hosts)) else None,
         ray_head=ray_head_of(hosts),
         gateway_extra=_gateway_extra(request, served_name),
+        replicas=request.replicas or len(choice.placement if choice else ()) or 1,
+        placement=placed,
     )
     check_layout(facts, spec, layout)
     # The wish is the revision as it was typed: `up` a second time is no other wish because the hub has moved on.
@@ -178,7 +191,7 @@ def wait_for_ray(request: Request, progress: Any) -> None:
         RayError: it cannot be joined. CapacityError: it has too few GPUs when the time is over.
     """
     assert request.ray is not None
-    wanted = (request.tp or 1) * (request.pp or 1)
+    wanted = (request.tp or 1) * (request.pp or 1) * request.slots
     deadline = time.monotonic() + request.ray_wait_seconds
     said = ""
     while request.ray_wait_seconds:
@@ -298,6 +311,24 @@ def place(
     return placing.place_on_gpus(request, facts, machine.gpus())
 
 
+def refuse_too_many(
+    nodes: tuple[NodeSpec, ...], layout: Layout, placed: tuple[tuple[str, ...], ...], wanted: int
+) -> None:
+    """All replicas that were asked for have a place.
+
+    Raises:
+        CapacityError
+    """
+    if len(placed) < wanted:
+        have = sum(node.gpus for node in nodes)
+        size = layout.tp * layout.pp
+        raise CapacityError(
+            f"{wanted} replicas of TP {layout.tp} x PP {layout.pp} need {wanted * size} GPUs, the cluster has {have}"
+            f" ({', '.join(f'{node.name}: {node.gpus}' for node in nodes)}), enough for {len(placed)}.",
+            "Lower --replicas or --max-replicas, --tp or --pp, or add nodes.",
+        )
+
+
 def check_layout(facts: ModelFacts | None, spec: DeploymentSpec, layout: Layout) -> None:
     """Enough GPUs, and a layout that vLLM accepts.
 
@@ -312,7 +343,7 @@ def check_layout(facts: ModelFacts | None, spec: DeploymentSpec, layout: Layout)
             "Lower --tp or --pp, or add nodes.",
         )
     if facts is not None:
-        per_node = tuple(node.gpus for node in spec.used_nodes())
+        per_node = tuple(node.gpus for node in spec.of_replica(0).used_nodes())
         rejection = legality.check(facts, layout, per_node, spec.executor)
         if rejection:
             legal = ", ".join(map(str, legality.legal_tp(facts, limit=64)))

@@ -87,7 +87,17 @@ class PhaseView:
 def rank_table(status: dict[str, Any]) -> Table:
     """rank -> stage, node, GPU, as the engine itself reported it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("rank", "PP", "TP", "node", "address (read back)", "pid", "GPU"):
+    several = len(status["replicas"]) > 1
+    for name in (
+        *(("replica",) if several else ()),
+        "rank",
+        "PP",
+        "TP",
+        "node",
+        "address (read back)",
+        "pid",
+        "GPU",
+    ):
         table.add_column(name)
     for rank in status["ranks"]:
         gpu = (
@@ -98,10 +108,28 @@ def rank_table(status: dict[str, Any]) -> Table:
             else "?"
         )
         table.add_row(
+            *((rank["replica"],) if several else ()),
             str(rank["rank"]), str(rank["pp_rank"]), str(rank["tp_rank"]), rank["planned_node"],
             rank["address"] or "not yet", str(rank["pid"] or "-"), gpu,
         )  # fmt: skip
     return table
+
+
+def replica_lines(status: dict[str, Any]) -> list[Text]:
+    """Each of several replicas: where it stands, since when, why."""
+    if status["max_replicas"] == 1:
+        return []
+    lines = [Text(f"  {status['wanted_replicas']} of at most {status['max_replicas']} replicas are wanted")]
+    for one in status["replicas"]:
+        style = "green" if one["phase"] == "serving" else "yellow"
+        since = f" since {format_seconds(one['seconds'])}"
+        why = f": {one['reason']}" if one["reason"] else ""
+        proved = f" ({one['proof']})" if one["proof"] else ""
+        place = f" on {', '.join(one['nodes'])}"
+        lines.append(
+            Text.assemble(f"  {one['name']:<4} ", (one["phase"], style), f"{since}{place}{why}{proved}")
+        )
+    return lines
 
 
 def proof_lines(proof: dict[str, Any]) -> list[Text]:

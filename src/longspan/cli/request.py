@@ -29,3 +29,10 @@ class Request:
     ray_wait_seconds: int = 0
     device: Device | None = None
     gateway: Path | None = None
+    replicas: int | None = None
+    max_replicas: int | None = None
+
+    @property
+    def slots(self) -> int:
+        """For how many replicas nodes are taken."""
+        return max(self.replicas or 1, self.max_replicas or 1)

@@ -49,12 +49,14 @@ def command(name: str, launches: bool, as_json: bool) -> int:
 
 
 def _show(status: dict[str, Any]) -> None:
-    from longspan.cli.render import alarm_lines, console, phases, proof_lines, rank_table
+    from longspan.cli.render import alarm_lines, console, phases, proof_lines, rank_table, replica_lines
 
     out = console()
     out.print(phases(status))
     out.print()
     out.print(rank_table(status))
+    for line in replica_lines(status):
+        out.print(line)
     for line in proof_lines(status["proof"] or {}):
         out.print(line)
     for node in status["nodes"]:

@@ -8,11 +8,15 @@ from longspan.cli import control
 from longspan.errors import InputError
 
 _HELP = {
-    "drain": "What runs there may end, nothing new is sent there.",
-    "isolate": "Out of traffic at once; what runs there still ends.",
-    "restore": "Back into traffic; a replica's name lifts everything.",
+    "drain": "Nothing new is sent there; once what runs there has ended, its GPUs are released.",
+    "isolate": "Out of traffic at once; its engine stays loaded, and what runs there still ends.",
+    "restore": "Back into traffic; what was drained or given up is started again. A replica's name lifts everything.",
 }
-_SAID = {"drain": "is drained", "isolate": "is isolated", "restore": "is back in traffic"}
+_SAID = {
+    "drain": "is being drained; `longspan status` says when its GPUs are free",
+    "isolate": "is isolated",
+    "restore": "is let into traffic again",
+}
 
 
 def _verb(wish: str) -> click.Command:

@@ -73,6 +73,14 @@ class UpCommand(click.Command):
     help="A plan of `longspan plan --save`: model, layout, GPUs and vLLM's arguments come from it.",
 )
 @click.option("--replica", help="Which of the plan's replicas, such as r0.")
+@click.option(
+    "--replicas", type=int, help="How many replicas serve side by side.  [default: 1, or all of the plan's]"
+)
+@click.option(
+    "--max-replicas",
+    type=int,
+    help="For how many nodes are taken and checked, so that `longspan scale` can start them.  [default: --replicas]",
+)
 @click.option("--ray", metavar="HOST:PORT", help="Join the Ray cluster that runs there, with all its nodes.")
 @click.option(
     "--ray-wait",
@@ -127,6 +135,8 @@ def command(
     cluster: Path | None,
     plan: Path | None,
     replica: str | None,
+    replicas: int | None,
+    max_replicas: int | None,
     ray: str | None,
     ray_wait: int,
     device: Any,
@@ -151,6 +161,7 @@ def command(
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
         ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device, gateway,
+        replicas, max_replicas,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
     if foreground:

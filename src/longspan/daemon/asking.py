@@ -19,8 +19,9 @@ async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> A
     Raises:
         aiohttp.ClientError, TimeoutError, RuntimeError: the endpoint does not answer, or wrongly.
     """
-    assert machine.group is not None  # only a group asks
-    engine = prover.Endpoint(machine.group.engine_url, machine.spec.served_name, engine_key)
+    group = machine.replicas[question.replica].group
+    assert group is not None  # only a group asks
+    engine = prover.Endpoint(group.engine_url, machine.spec.served_name, engine_key)
     gateway = prover.Endpoint(f"http://{machine.gateway_address}", machine.spec.served_name, api_key)
     if question.arguments.get("direct"):
         gateway = engine
@@ -30,12 +31,21 @@ async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> A
     return await evidence(gateway, engine)
 
 
-async def traffic(admin: str, key: str) -> dict[str, Any] | None:
-    """What the gateway counts: requests, those waiting and running, the share that went outside, money; None if it is away.
+async def undisturbed(admin: str, key: str) -> set[str]:
+    """The replicas that the gateway sends nothing new and that have none of its requests left; none if it is away.
 
     Args:
         admin: its admin address, HOST:PORT.
     """
+    found = await _gateway_status(admin, key)
+    try:
+        rows = found["replicas"] if found else []
+        return {str(row["name"]) for row in rows if row["state"] == "draining" and row["inflight"] == 0}
+    except (LookupError, TypeError):
+        return set()
+
+
+async def _gateway_status(admin: str, key: str) -> dict[str, Any] | None:
     headers = {"Authorization": f"Bearer {key}"}
     try:
         async with (
@@ -43,11 +53,24 @@ async def traffic(admin: str, key: str) -> dict[str, Any] | None:
             session.get(f"http://{admin}/admin/status") as response,
         ):
             found = await response.json()
-            return {
-                "running": int(found["running"]), "waiting": sum(found["waiting"].values()), "requests": found["requests"],
-                "outside_share": float(found["outside_share"]), "money": found["money"],
-            }  # fmt: skip
-    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            return found if isinstance(found, dict) else None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None
+
+
+async def traffic(admin: str, key: str) -> dict[str, Any] | None:
+    """What the gateway counts: requests, those waiting and running, the share that went outside, money; None if it is away.
+
+    Args:
+        admin: its admin address, HOST:PORT.
+    """
+    found = await _gateway_status(admin, key)
+    try:
+        return found and {
+            "running": int(found["running"]), "waiting": sum(found["waiting"].values()), "requests": found["requests"],
+            "outside_share": float(found["outside_share"]), "money": found["money"],
+        }  # fmt: skip
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
 

@@ -51,18 +51,21 @@ from longspan.launch.events import (
     AgentSilent,
     Answered,
     DownAsked,
+    Drained,
     Event,
     Lines,
+    Scaled,
     StartFailed,
     Struck,
     Suspected,
     Tick,
     Wished,
 )
+from longspan.launch.group import Group
 from longspan.launch.health import CANARY_SECONDS, CPU_STALL_SECONDS, STALL_SECONDS, Health
 from longspan.launch.run_dir import Paths
 from longspan.launch.steps import FRONT, Steps
-from longspan.launch.traffic import ENGINE, WISHES
+from longspan.launch.traffic import WISHES
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
@@ -128,7 +131,9 @@ class Controller:
         self.version = 0
         self.url = ""
         self.tasks: set[asyncio.Task[None]] = set()
-        self.watcher: asyncio.Task[None] | None = None  # of the engine that serves
+        # Of the engines that serve, by replica and the number of its start.
+        self.watchers: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self.gateway_states: dict[str, SetGateway] = {}
         self.gone = asyncio.Event()
         self.history = places.history.open("w")
         self.launch_log = LaunchLog(LaunchStore(places.launches))
@@ -136,9 +141,12 @@ class Controller:
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="launch-log")
         self.telemetry = Telemetry(
             spec, places, agent_key=self.agent_key, operator_key=self.operator_key, engine_key=self.engine_key,
-            status=self.status, engines=lambda: {"r0": self.machine.group.engine_url} if self.machine.group else {},
-            gateway=self._gateway_metrics,
+            status=self.status, engines=self._engines, gateway=self._gateway_metrics,
         )  # fmt: skip
+
+    def _engines(self) -> dict[str, str]:
+        """Where each replica's engine listens, or will."""
+        return {name: one.group.engine_url for name, one in self.machine.replicas.items() if one.group}
 
     def _gateway_metrics(self) -> tuple[str, str] | None:
         """Where the gateway tells its figures, and the key that it asks for."""
@@ -148,7 +156,7 @@ class Controller:
     # ---- the loop
     async def feed(self, event: Event) -> None:
         """One event through the state machine, its actions carried out."""
-        before = self.machine.phase
+        before, was_served = self.machine.phase, self.machine.served
         try:
             actions = self.machine.handle(event, time.monotonic())
         except Exception as error:  # noqa: BLE001 - ours to mend, but nothing may be left running over it
@@ -163,12 +171,10 @@ class Controller:
         )  # they stay on their nodes: this file would never end
         if self.machine.history and self.machine.history[-1][1] is event and not logs:
             self._record(event, flush=self.machine.phase != before)
-        if self.machine.phase != before:
-            if not self.machine.restarts or self.machine.stopping:
-                self._note()  # the record is of the launch; restarts stand in the status
-            if self.watcher:
-                self.watcher.cancel()
-            self.watcher = self._spawn(self._watch_engine()) if self.machine.phase == "serving" else None
+        # The record is of the launch; restarts stand in the status.
+        if self.machine.phase != before and (not was_served or self.machine.stopping):
+            self._note()
+        self._watch_engines()
         if self.machine.phase == "gone":
             self.gone.set()
         async with self.changed:
@@ -216,10 +222,13 @@ class Controller:
                     files = self.paths.run_dir if self.machine.stopping else self.paths.ray_dir(node)
                     work = starting.sweep(self._node(node), node, self.mark, files, self.spec)
                     self._spawn(self._answer(call, work))
-                case SetGateway(state, reason):
+                case SetGateway(state, _, replica):
+                    self.gateway_states[replica] = action
+                    if state == "gone":
+                        del self.gateway_states[replica]
                     # A state directory that somebody removed must not keep us from stopping what runs.
                     try:
-                        write_private(self.places.gateway_config, self._gateway_toml(state, reason))
+                        write_private(self.places.gateway_config, self._gateway_toml())
                     except OSError as error:
                         print(f"the gateway's configuration cannot be written: {error}", flush=True)
 
@@ -229,8 +238,14 @@ class Controller:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    def _gateway_toml(self, state: str, reason: str) -> str:
+    def _gateway_toml(self) -> str:
         key = self.api_key
+        engines = self._engines()
+        replicas = [
+            gateway_config.Upstream(name, engines[name], one.state, one.reason)
+            for name, one in self.gateway_states.items()
+            if name in engines
+        ]
         text = gateway_config.render(
             # A gateway that is started again must listen where the clients know it.
             listen=self.machine.gateway_address or self.spec.listen,
@@ -238,10 +253,8 @@ class Controller:
             admin_sha256=hashlib.sha256(self.operator_key.encode()).hexdigest(),
             ledger=str(self.places.ledger),
             model=self.spec.served_name,
-            url=self.machine.group.engine_url if self.machine.group else "",
+            replicas=replicas,
             upstream_key_file=str(self.places.engine_key),
-            state=state,
-            reason=reason,
             max_running=gateway_config.max_running(self.spec.vllm_arguments),
         )
         return f"{text}\n{self.spec.gateway_extra}"
@@ -287,27 +300,43 @@ class Controller:
             for event in silent:
                 await self.feed(event)
             await self._suspect({event.node: event.seconds for event in silent})
+            await self._look_for_drained()
             last = now
             await self.feed(Tick())
 
     async def _suspect(self, silent: Mapping[str, float]) -> None:
         """Agents that fell silent, and those that are back."""
         for node, seconds in silent.items():
-            if node not in self.machine.traffic.suspicions and node != FRONT:
+            if node not in self.machine.suspected and node != FRONT:
                 await self.feed(Suspected(node, f"{node} has not answered for {seconds:.0f} s"))
-        for node in [
-            name for name in self.machine.traffic.suspicions if name in self.links and name not in silent
-        ]:
+        for node in [name for name in self.machine.suspected if name in self.links and name not in silent]:
             await self.feed(Suspected(node, ""))
 
-    async def _watch_engine(self) -> None:
-        group = self.machine.group
-        assert group is not None
+    async def _look_for_drained(self) -> None:
+        """Whether the gateway is done with what is being drained; nobody asks it while nothing is."""
+        draining = [name for name, one in self.machine.replicas.items() if one.draining_since is not None]
+        if draining and self.machine.gateway_admin:
+            done = await asking.undisturbed(self.machine.gateway_admin, self.operator_key)
+            for name in draining:
+                if name in done:
+                    await self.feed(Drained(name))
+
+    def _watch_engines(self) -> None:
+        """One watcher for each engine that serves."""
+        replicas = self.machine.replicas.items()
+        serving = {(name, one.epoch): one.group for name, one in replicas if one.phase == "serving"}
+        for key in [key for key in self.watchers if key not in serving or self.machine.stopping]:
+            self.watchers.pop(key).cancel()
+        for key, group in serving.items():
+            if group and key not in self.watchers and not self.machine.stopping:
+                self.watchers[key] = self._spawn(self._watch_engine(key[0], group))
+
+    async def _watch_engine(self, replica: str, group: Group) -> None:
         slow = self.spec.device == "cpu"
         health = Health(time.monotonic(), CPU_STALL_SECONDS if slow else STALL_SECONDS)
         engine = prover.Endpoint(group.engine_url, self.spec.served_name, self.engine_key)
         await watching.watch(
-            engine, health, lambda reason: self.feed(Suspected(ENGINE, reason)),
+            engine, health, lambda reason: self.feed(Suspected(replica, reason)),
             CPU_STALL_SECONDS if slow else CANARY_SECONDS,
         )  # fmt: skip
 
@@ -387,7 +416,22 @@ class Controller:
         if subject not in names:
             raise web.HTTPUnprocessableEntity(text=f"there is no {subject!r} here, only {', '.join(names)}\n")
         await self.feed(Wished(subject, wish))
-        return web.json_response({"held": self.machine.traffic.held})
+        return web.json_response({"held": self.machine.held})
+
+    async def post_scale(self, request: web.Request) -> web.Response:
+        """Another number of replicas: {"replicas": 2}. The answer does not wait for it."""
+        authorise(request, self.operator_key)
+        try:
+            wanted = int((await request.json())["replicas"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise web.HTTPBadRequest(text='send {"replicas": 2}\n') from error
+        if not 1 <= wanted <= self.spec.max_replicas:
+            text = f"1 to {self.spec.max_replicas} replicas have room on the nodes of this deployment, not {wanted}\n"
+            raise web.HTTPUnprocessableEntity(text=text)
+        if not self.machine.served:
+            raise web.HTTPConflict(text="the deployment has not served yet\n")
+        await self.feed(Scaled(wanted))
+        return web.json_response({"replicas": wanted})
 
     async def post_down(self, request: web.Request) -> web.Response:
         """Takes the deployment down; the answer does not wait for it."""
@@ -400,7 +444,9 @@ class Controller:
         authorise(request, self.operator_key)
         try:
             wanted = await request.json()
-            node, arguments = drill.target(wanted["fault"], self.status(), wanted.get("rank"))
+            node, arguments = drill.target(
+                wanted["fault"], self.status(), wanted.get("rank"), wanted.get("replica")
+            )
         except (ValueError, LookupError, TypeError, AttributeError, InputError) as error:
             raise web.HTTPBadRequest(text=f"no fault: {error}\n") from error
         if wanted.get("resume"):
@@ -429,6 +475,7 @@ class Controller:
         app.router.add_get("/v1/status", self.get_status)
         app.router.add_post("/v1/down", self.post_down)
         app.router.add_post("/v1/strike", self.post_strike)
+        app.router.add_post("/v1/scale", self.post_scale)
         for wish in WISHES:
             app.router.add_post(f"/v1/{wish}", self.post_wish)
         app.router.add_routes(self.telemetry.routes())

@@ -222,7 +222,11 @@ async def strike(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
     Raises:
         ValueError: there is none.
     """
-    here = await asyncio.to_thread(processes.ours, arguments["mark"], joined=arguments["joined"])
+    mark, joined = arguments["mark"], arguments["joined"]
+    if group := arguments.get("group"):
+        here = await asyncio.to_thread(processes.of_group, group, mark, joined=joined)
+    else:
+        here = await asyncio.to_thread(processes.ours, mark, joined=joined)
     if "pid" in arguments:
         found = {int(arguments["pid"])} & here
     else:

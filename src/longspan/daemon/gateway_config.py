@@ -2,6 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One replica as the gateway is told of it. state: "ready", "draining" or "out"; reason: why not "ready"."""
+
+    name: str
+    url: str
+    state: str
+    reason: str = ""
 
 
 def render(
@@ -11,10 +22,8 @@ def render(
     admin_sha256: str,
     ledger: str,
     model: str,
-    url: str,
+    replicas: Sequence[Upstream],
     upstream_key_file: str,
-    state: str,
-    reason: str,
     max_running: int | None = None,
 ) -> str:
     """TOML; JSON strings are valid TOML basic strings.
@@ -34,15 +43,15 @@ def render(
         "[[models]]",
         f"name = {json.dumps(model)}",
     ]
-    if url:
+    for one in replicas:
         lines += [
             "[[replicas]]",
-            'name = "r0"',
-            f"url = {json.dumps(url)}",
+            f"name = {json.dumps(one.name)}",
+            f"url = {json.dumps(one.url)}",
             f"model = {json.dumps(model)}",
             f"upstream_key_file = {json.dumps(upstream_key_file)}",
-            f"state = {json.dumps(state)}",
-            f"reason = {json.dumps(reason)}",
+            f"state = {json.dumps(one.state)}",
+            f"reason = {json.dumps(one.reason)}",
         ]
         lines += [f"max_running = {max_running}"] if max_running else []
     return "\n".join(lines) + "\n"

@@ -17,8 +17,6 @@ from longspan.monitor.view import (
     node_state,
 )
 
-# Until there are several, the one replica has the name that the gateway's configuration gives it.
-ONLY_REPLICA = "r0"
 STALE_SECONDS = 10.0
 
 
@@ -61,7 +59,7 @@ def picture(status: Mapping[str, Any], known: Known, *, now: float, wall: float)
     Args:
         now: the controller's steady clock; wall: seconds since 1970 by its other one.
     """
-    replicas = tuple(_replica(status, one, known, now) for one in _replicas(status))
+    replicas = tuple(_replica(status, one, known, now) for one in status["replicas"])
     addresses = {str(found["name"]): str(found["address"]) for found in status["nodes"]}
     nodes = tuple(_node(*found, known, replicas, now) for found in {**known.addresses, **addresses}.items())
     gateway = known.gateway.fill(GatewayView(status.get("endpoint") or ""), now)
@@ -69,22 +67,6 @@ def picture(status: Mapping[str, Any], known: Known, *, now: float, wall: float)
         status["name"], wall, status["phase"], status["served_name"], status["layout"]["device"], nodes, replicas, gateway,
     )  # fmt: skip
     return replace(view, unknown=tuple(unknown(view)))
-
-
-def _replicas(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The replicas of a status document; one that lists none has one, whose ranks stand at the top."""
-    listed = status.get("replicas")
-    if isinstance(listed, list) and listed and all("name" in one for one in listed):
-        return [{"ranks": [], **one} for one in listed]
-    reasons = [str(text) for text in status.get("suspicions", {}).values()]
-    failure = status.get("failure")
-    phase = str(status["phase"])
-    if phase == "serving" and reasons:
-        phase = "suspected"
-    reason = str(failure["what"]) if failure else "; ".join(reasons)
-    if phase == "fencing":
-        reason = f"being restarted: {status['restarts'][-1]['reason']}"
-    return [{"name": ONLY_REPLICA, "phase": phase, "reason": reason, "ranks": status["ranks"]}]
 
 
 def _replica(status: Mapping[str, Any], found: Mapping[str, Any], known: Known, now: float) -> ReplicaView:

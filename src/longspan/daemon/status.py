@@ -4,6 +4,7 @@ from typing import Any
 
 from longspan.launch import steps, verdict
 from longspan.launch.proof import Proof
+from longspan.launch.replica import Replica
 from longspan.preflight.environment import COMPILED
 
 
@@ -34,21 +35,28 @@ def _phases(machine: steps.Steps, now: float) -> list[dict[str, Any]]:
 
 
 def _detail(machine: steps.Steps, phase: str) -> str:
-    spec, group = machine.spec, machine.group
     if phase == "agents":
-        return f"{len(machine.joined)} of {len(machine.agents)} agents"
+        return f"{len(machine.ground.joined)} of {len(machine.agents)} agents"
+    if phase == "gateway":
+        return machine.gateway_address
+    told = {one.name: _of_replica(one, phase) for one in machine.replicas.values()}
+    if len(told) == 1:
+        return next(iter(told.values()))
+    return "; ".join(f"{name}: {text}" for name, text in told.items() if text)
+
+
+def _of_replica(replica: Replica, phase: str) -> str:
+    group, size = replica.group, replica.spec.world_size
     if group is None:
         return ""
     match phase:
         case "ray":
             return group.gpus_seen
         case "reservation":
-            return f"{len(group.bundles)} of {spec.world_size} GPUs reserved" if group.bundles else ""
+            return f"{len(group.bundles)} of {size} GPUs reserved" if group.bundles else ""
         case "engine":
-            ranks = f"{len(group.ranks)} of {spec.world_size} ranks joined"
+            ranks = f"{len(group.ranks)} of {size} ranks joined"
             return ranks if group.engine_phase == "starting" else f"{group.engine_phase}, {ranks}"
-        case "gateway":
-            return machine.gateway_address
         case "first token":
             return str(group.first_token.get("detail", ""))
         case "verified":
@@ -61,13 +69,13 @@ def facts(machine: steps.Steps) -> dict[str, dict[str, Any] | None]:
     """What each node's agent found there, with its copy of the checkpoint; None where it has not answered."""
     found: dict[str, dict[str, Any] | None] = {}
     for node in machine.nodes:
-        known, copy = machine.facts.get(node.name), machine.digests.get(node.name)
+        known, copy = machine.facts.get(node.name), machine.ground.digests.get(node.name)
         found[node.name] = {**known, "checkpoint": copy.fingerprint} if known and copy else known
     return found
 
 
-def _ranks(machine: steps.Steps) -> list[dict[str, Any]]:
-    spec, group = machine.spec, machine.group
+def _ranks(replica: Replica) -> list[dict[str, Any]]:
+    spec, group = replica.spec, replica.group
     rows = []
     for rank, node in enumerate(spec.rank_nodes()):
         seen = group.ranks.get(rank) if group else None
@@ -76,6 +84,7 @@ def _ranks(machine: steps.Steps) -> list[dict[str, Any]]:
         bundles = group.bundles if group else []
         rows.append(
             {
+                "replica": replica.name,
                 "rank": rank, "tp_rank": rank % spec.tp, "pp_rank": rank // spec.tp,
                 "planned_node": node.name, "planned_address": node.address,
                 "bundle": rank if bundles else None,
@@ -90,6 +99,28 @@ def _ranks(machine: steps.Steps) -> list[dict[str, Any]]:
     return rows
 
 
+def _replica(replica: Replica, now: float) -> dict[str, Any]:
+    group, traffic = replica.group, replica.traffic
+    phase: str = replica.phase
+    reason = ""
+    if phase == "serving" and traffic.suspicions:
+        phase, reason = "suspected", "; ".join(traffic.suspicions.values())
+    elif phase == "serving" and traffic.held:
+        phase, reason = ("draining" if traffic.is_draining else "isolated"), "by the operator"
+    elif replica.failure:
+        reason = replica.failure.what
+    elif phase in {"fencing", "ports"} and replica.restarts:
+        reason = f"being restarted: {replica.restarts[-1][1]}"
+    return {
+        "name": replica.name, "phase": phase, "seconds": round(now - replica.since, 1), "reason": reason,
+        "nodes": [node.name for node in replica.nodes],
+        "ranks": _ranks(replica),
+        "placement_group": group.placement_group or None if group else None,
+        "restarts": len(replica.restarts),
+        "proof": verdict.summary(group.proof) if group and group.proof else None,
+    }  # fmt: skip
+
+
 def _proof(found: Proof | None) -> dict[str, Any] | None:
     return {"summary": verdict.summary(found), **found.to_json()} if found else None
 
@@ -98,7 +129,10 @@ def document(
     machine: steps.Steps, *, state_dir: str, api_key_file: str, logs: str, now: float
 ) -> dict[str, Any]:
     """What `longspan status --json` prints; no secret in it."""
-    spec, group = machine.spec, machine.group
+    spec = machine.spec
+    # What is told of one engine at the top is told of the one that has the longest way to go.
+    behind = machine.least_advanced()
+    group = behind.group if behind else None
     begun = machine.started["agents"]
     first = machine.ended.get("first token") if group and group.first_token else None
     known = facts(machine)
@@ -112,21 +146,23 @@ def document(
         "endpoint": f"http://{machine.gateway_address}/v1" if machine.gateway_address else None,
         "api_key_file": api_key_file,
         "ray": {
-            "address": machine.ray_address, "joined": spec.joins_ray,
+            "address": machine.ground.ray_address, "joined": spec.joins_ray,
             "head": None if spec.ray_address else spec.ray_nodes()[0].name, "first_port": spec.ray_first_port,
         },
         "placement_group": group.placement_group or None if group else None,
         "nodes": [
             {
                 "name": node.name, "address": node.address, "gpus": node.gpus,
-                "agent": "joined" if node.name in machine.joined else "waiting",
+                "agent": "joined" if node.name in machine.ground.joined else "waiting",
                 "facts": known[node.name],
                 # Those that differ by node; the others of the user's may hold secrets.
                 "environment": {name: node.env[name] for name in COMPILED if name in node.env},
             }
             for node in machine.nodes
         ],
-        "ranks": _ranks(machine),
+        "replicas": [_replica(one, now) for one in machine.replicas.values()],
+        "served": machine.served, "wanted_replicas": machine.wanted, "max_replicas": spec.max_replicas,
+        "ranks": [row for one in machine.replicas.values() for row in _ranks(one)],
         "phases": _phases(machine, now),
         "engine_phases": {k: round(v - begun, 3) for k, v in (group.engine_times if group else {}).items()},
         "first_token_seconds": round(first - begun, 3) if first else None,
@@ -137,15 +173,16 @@ def document(
             for name, lost in machine.lost.items()
         ],
         "restarts": [
-            {"seconds_ago": round(now - at, 1), "reason": reason} for at, reason in machine.restarts
+            {"seconds_ago": round(now - at, 1), "replica": name, "reason": reason}
+            for at, name, reason in machine.restarts
         ],
         # What the operator keeps out of traffic: name -> "drain" or "isolate".
-        "held": dict(machine.traffic.held),
+        "held": machine.held,
         "subjects": list(machine.subjects),
         # Requests, queue, share outside and money as the gateway counts them; null while it was not asked.
         "traffic": None,
-        # Why no traffic goes to the replica although it runs; empty while nothing speaks against it.
-        "suspicions": dict(machine.traffic.suspicions),
+        # Nodes and replicas that something speaks against, and what: no traffic goes there although they run.
+        "suspicions": machine.suspected,
         "findings": [finding.to_json() for finding in machine.findings],
         "failure": machine.failure.to_json() if machine.failure else None,
         "state_dir": state_dir,

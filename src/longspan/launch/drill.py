@@ -44,28 +44,37 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def target(fault: str, status: Mapping[str, Any], rank: int | None = None) -> tuple[str, dict[str, Any]]:
+def target(
+    fault: str, status: Mapping[str, Any], rank: int | None = None, replica: str | None = None
+) -> tuple[str, dict[str, Any]]:
     """Whose agent strikes, and what it is told.
 
     Args:
         status: the status document.
         rank: for faults of a rank; the last one where none is named.
+        replica: for faults of an engine; the last one where none is named.
 
     Raises:
-        InputError: there is no such fault or rank.
+        InputError: there is no such fault, replica or rank.
     """
     if fault not in FAULTS:
         raise InputError(f"There is no fault {fault!r}.", f"There are {', '.join(FAULTS)}.")
     kind = FAULTS[fault]
-    ranks = {row["rank"]: row for row in status["ranks"]}
+    replicas = {one["name"]: one for one in status["replicas"]}
+    struck = replica or max(replicas)
+    if struck not in replicas:
+        raise InputError(f"There is no replica {struck!r}.", f"There are {', '.join(replicas)}.")
+    ranks = {row["rank"]: row for row in replicas[struck]["ranks"]}
     wanted = max(ranks) if rank is None else rank
     if wanted not in ranks:
         raise InputError(f"There is no rank {wanted}.", f"There are ranks 0 to {max(ranks)}.")
     if kind.module:
-        node = FRONT if fault == "kill-gateway" else str(ranks[0]["planned_node"])
-        return node, {"module": kind.module, "signal": kind.signal}
+        if fault == "kill-gateway":
+            return FRONT, {"module": kind.module, "signal": kind.signal}
+        engine = {"module": kind.module, "signal": kind.signal, "replica": struck}
+        return str(ranks[0]["planned_node"]), engine
     row = ranks[wanted]
-    return str(row["planned_node"]), {"pid": row["pid"], "signal": kind.signal}
+    return str(row["planned_node"]), {"pid": row["pid"], "signal": kind.signal, "replica": struck}
 
 
 @dataclass(frozen=True, slots=True)

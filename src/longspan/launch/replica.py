@@ -21,6 +21,8 @@ from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.traffic import Traffic
 
 ReplicaPhase = Literal["waiting", "ports", GroupPhase, "fencing", "failed", "drained", "gone"]
+# What holds a replica that is not wanted any more, beside the names of replicas and nodes.
+SCALE = "scale"
 # Streams of a long answer may go on for minutes; who drains a node waits for it.
 DRAIN_SECONDS = 600.0
 # What follows once the group has ended everywhere.
@@ -121,6 +123,11 @@ class Replica:
         """It has no engine and is on its way to none."""
         return self.phase in AT_REST
 
+    @property
+    def group_id(self) -> str:
+        """What stands in the environment of its engine's processes."""
+        return f"{self.ground.mark}/{self.epoch}"
+
     def awaits(self, call: str) -> bool:
         """Whether a call's answer is for it."""
         return (
@@ -220,7 +227,7 @@ class Replica:
     def leave(self, now: float) -> list[Action]:
         """It is not wanted any more: as soon as its streams have ended, so does it."""
         self.leaving = True
-        self.traffic.hold("scale", "drain", all_of_it=False)
+        self.traffic.hold(SCALE, "drain", all_of_it=False)
         if self.phase == "serving":
             return self._setting(now)
         if self.fence:
@@ -235,7 +242,7 @@ class Replica:
     def stay(self, now: float) -> list[Action]:
         """It is wanted after all; one whose end has begun comes back after it."""
         self.leaving = False
-        self.traffic.hold("scale", "restore", all_of_it=False)
+        self.traffic.hold(SCALE, "restore", all_of_it=False)
         return self._setting(now) if self.phase == "serving" else []
 
     def _end(self, then: Then, now: float, pause: float, *, collect: bool) -> list[Action]:
@@ -248,7 +255,7 @@ class Replica:
         epoch = self.ground.next_start()
         own = {node.name for node in self.nodes}
         self.fence = Fence(
-            self.nodes, self.ground.mark, f"{self.ground.mark}/{self.epoch}", epoch, self.spec.joins_ray, now,
+            self.nodes, self.ground.mark, self.group_id, epoch, self.spec.joins_ray, now,
             now + pause, len(Ports._fields), absent=self.ground.lost & own, next_wanted=then == "ports",
         )  # fmt: skip
         evidence = self._collect(epoch, now) if collect else []

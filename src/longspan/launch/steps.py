@@ -197,6 +197,11 @@ class Steps:
         """The node of r0's rank 0, which is our Ray's head too unless a node was named for it."""
         return self.nodes[0]
 
+    def least_advanced(self) -> Replica | None:
+        """The replica that has the longest way to go; None where all are at rest."""
+        under_way = [one for one in self.replicas.values() if not one.is_at_rest]
+        return min(under_way, key=lambda one: _WAY.index(one.phase), default=None)
+
     def replica_of(self, epoch: int) -> Replica | None:
         """Whose group has this number and is not being ended."""
         return next((one for one in self.replicas.values() if one.epoch == epoch and not one.fence), None)
@@ -224,7 +229,9 @@ class Steps:
         problem, replica.problem = replica.problem, None
         if problem:
             actions = [*actions, *self._replica_failed(replica, problem.kind, problem.what, problem.remedy)]
-        elif replica.phase == "failed" and replica.failure and not self._others(replica) and not self.stopping:
+        elif (
+            replica.phase == "failed" and replica.failure and not self._others(replica) and not self.stopping
+        ):
             failed = replica.failure  # what could not be ended, while nobody else serves
             actions = [*actions, *self.fail(failed.kind, failed.what, failed.remedy)]
         if replica.fence:
@@ -265,7 +272,9 @@ class Steps:
         replica = self._add_replica(number)
         return self._after(replica, replica.begin(self.now))
 
-    def _replica_failed(self, replica: Replica, kind: FailureKind, what: str, remedy: str = "") -> list[Action]:
+    def _replica_failed(
+        self, replica: Replica, kind: FailureKind, what: str, remedy: str = ""
+    ) -> list[Action]:
         """Its group is fenced and a next one started, while others go on; the launch or the last one takes all with it."""
         if not self.served:
             named_replica = f"{replica.name}: " if len(self.replicas) > 1 else ""
@@ -457,6 +466,25 @@ class Steps:
         return actions
 
     @property
+    def suspected(self) -> dict[str, str]:
+        """Nodes and replicas that something speaks against -> what."""
+        found: dict[str, str] = {}
+        for replica in self.replicas.values():
+            for subject, reason in replica.traffic.suspicions.items():
+                found[replica.name if subject == ENGINE else subject] = reason
+        return found
+
+    @property
+    def held(self) -> dict[str, str]:
+        """What the operator keeps out of traffic -> "drain" or "isolate"."""
+        return {name: wish for one in self.replicas.values() for name, wish in one.traffic.held.items()}
+
+    @property
+    def restarts(self) -> list[tuple[float, str, str]]:
+        """(time, replica, reason) of all of them, in their order."""
+        return sorted((at, one.name, why) for one in self.replicas.values() for at, why in one.restarts)
+
+    @property
     def subjects(self) -> tuple[str, ...]:
         """What the operator can take out of traffic: replicas, and the nodes that hold their ranks."""
         nodes = {node.name: node for one in self.replicas.values() for node in one.nodes}
@@ -478,6 +506,10 @@ class Steps:
             return []
         self.strikes += 1
         arguments = {**event.arguments, "mark": self.mark, "joined": self.spec.joins_ray}
+        # Of two replicas on one node only one is struck.
+        struck = self.replicas.get(arguments.pop("replica", ""))
+        if struck:
+            arguments["group"] = struck.group_id
         return [call_to(event.node, "strike", arguments, self.strikes)]
 
     def _start_failed(self, event: StartFailed) -> list[Action]:
@@ -515,7 +547,9 @@ class Steps:
 
     def _checkpoint_done(self) -> list[Action]:
         # Warnings (a file more that no engine reads as weights) come with the proof's digest layer.
-        found = compare_copies(self.ground.digests, self.head.name) if any(self.ground.digests.values()) else ()
+        found = (
+            compare_copies(self.ground.digests, self.head.name) if any(self.ground.digests.values()) else ()
+        )
         differing = [finding for finding in found if finding.severity == "error"]
         if differing:
             self.findings += differing
@@ -586,13 +620,19 @@ class Steps:
         if phase == "serving":
             what = f"{event.process} on {event.node} ended with status {event.code} while serving. Its last line: {last}"
             remedy = "The logs stand in the state directory that `longspan status` names."
-            return self._replica_failed(replica, "launch", what, remedy) if replica else self.fail("launch", what, remedy)
+            return (
+                self._replica_failed(replica, "launch", what, remedy)
+                if replica
+                else self.fail("launch", what, remedy)
+            )
         kind: FailureKind = "launch"
         if process == "ray":
             kind = "ray"
         elif process == "gateway" and event.code == 14:
             kind = "port"
-        what = f"{event.process} on {event.node} ended with status {event.code} in phase {phase}. {cause(tail)}"
+        what = (
+            f"{event.process} on {event.node} ended with status {event.code} in phase {phase}. {cause(tail)}"
+        )
         return self._replica_failed(replica, kind, what) if replica else self.fail(kind, what)
 
     def _is_past(self, process: str, epoch: int) -> bool:
@@ -725,7 +765,11 @@ class Steps:
             actions += self._after(replica, replica.tick(self.now))
             limit = QUIET_SECONDS.get(replica.phase)
             if limit is not None and self.now - replica.last_sign >= limit:
-                where = replica.group.engine_phase if replica.group and replica.phase == "engine" else replica.phase
+                where = (
+                    replica.group.engine_phase
+                    if replica.group and replica.phase == "engine"
+                    else replica.phase
+                )
                 awaited = replica.group.awaited() if replica.group else ""
                 what = f"No sign of progress for {limit:.0f} s in phase {where}.{awaited}"
                 actions += self._replica_failed(replica, "launch", what)

@@ -69,9 +69,7 @@ class Traffic:
         if isolated:
             return SetGateway("out", f"isolated by the operator: {', '.join(isolated)}", self.replica)
         if self.held:
-            return SetGateway(
-                "draining", f"drained by the operator: {', '.join(self.held)}", self.replica
-            )
+            return SetGateway("draining", f"drained by the operator: {', '.join(self.held)}", self.replica)
         return SetGateway("ready", replica=self.replica)
 
     @property
