@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from longspan.cli import gateway_extra
-from longspan.daemon.gateway_config import render
+from longspan.daemon.gateway_config import Upstream, render
 from longspan.errors import GatewayConfigError
 from longspan.gateway.configfile import parse_config
 
@@ -33,8 +33,8 @@ def test_what_is_added_stands_beside_what_the_deployment_writes(tmp_path: Path) 
     path.write_text(GOOD.format(key="a" * 64, file=key))
     extra = gateway_extra.read(path, "127.0.0.1:8000", "m")
     ours = render(
-        listen="127.0.0.1:8000", key_sha256="b" * 64, admin_sha256="c" * 64, ledger="/l", model="m", url="http://a:1",
-        upstream_key_file=str(key), state="out", reason="it starts",
+        listen="127.0.0.1:8000", key_sha256="b" * 64, admin_sha256="c" * 64, ledger="/l", model="m",
+        upstream_key_file=str(key), replicas=[Upstream("r0", "http://a:1", "out", "it starts")],
     )  # fmt: skip
     config = parse_config(f"{ours}\n{extra}")
     assert [one.name for one in config.keys] == ["default", "batch"]

@@ -20,7 +20,7 @@ def rank(number: int, node: str, pid: int | None) -> dict[str, Any]:
 
 STATUS = {
     "nodes": [{"name": "n0"}, {"name": "n1"}],
-    "ranks": [rank(0, "n0", 70), rank(1, "n1", 71), rank(2, "n1", None)],
+    "replicas": [{"name": "r0", "ranks": [rank(0, "n0", 70), rank(1, "n1", 71), rank(2, "n1", None)]}],
 }
 
 

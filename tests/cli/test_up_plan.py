@@ -194,7 +194,7 @@ def test_what_the_planner_saves(longspan: Callable[..., Any], files: Files, mach
 @pytest.mark.parametrize(
     ("replicas", "options", "error", "says"),
     [
-        ((TWO, ONE), (), errors.CapacityError, ["2 replicas (r0, r1)", "are not launched yet", "--replica r0"]),
+        ((TWO, ONE), (), errors.CapacityError, ["Replicas r0 and r1 of", "differ in more than their places", "--replica r0"]),
         ((), (), errors.InputError, ["has no replica"]),
         ((TWO,), ("--replica", "r7"), errors.InputError, ["no replica 'r7'", "It has r0."]),
         ((replace(TWO, layout=Layout(dp=2)),), (), errors.CapacityError, ["DP2", "data-parallel groups are not"]),

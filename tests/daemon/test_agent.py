@@ -67,9 +67,10 @@ def test_the_end_of_a_rank_is_told(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with fake_controller() as controller, agent(controller, tmp_path):
-            controller.start("p", "sh", "-c", "sh -c 'echo $$; exec sleep 1000' & wait; sleep 1000")
+            ours = "LONGSPAN_GROUP=m/2 sh -c 'echo $$; exec sleep 1000' & wait; sleep 1000"
+            controller.start("p", "sh", "-c", ours)
             pid = int((await until(lambda: controller.lines("p")))[0])
-            arguments = {"pids": [pid, 1], "mark": "m", "joined": False, "process": "rank.2"}
+            arguments = {"pids": [pid, 1], "mark": "m", "group": "m/2", "joined": False, "process": "rank.2"}
             controller.command(kind="call", call="ranks:a", what="ranks", arguments=arguments)
             assert (await until(lambda: controller.answer("ranks:a")))["value"] == {str(pid): []}
             os.kill(pid, signal.SIGKILL)

@@ -22,8 +22,8 @@ def configuration(home: Path, listen: str, *, url: str = "http://127.0.0.1:9") -
     path = home / "gateway.toml"
     path.write_text(
         gateway_config.render(
-            listen=listen, key_sha256="0" * 64, admin_sha256="1" * 64, ledger=str(home / "ledger.sqlite3"), model='a "quoted" name', url=url, upstream_key_file=str(home / "engine-key"),
-            state="out", reason="the engine is starting",
+            listen=listen, key_sha256="0" * 64, admin_sha256="1" * 64, ledger=str(home / "ledger.sqlite3"), model='a "quoted" name', upstream_key_file=str(home / "engine-key"),
+            replicas=[gateway_config.Upstream("r0", url, "out", "the engine is starting")] if url else [],
         )
     )  # fmt: skip
     return path
@@ -107,14 +107,18 @@ def test_what_a_node_is_asked(tmp_path: Path) -> None:
 
 
 def test_ranks_are_our_own_processes(tmp_path: Path) -> None:
-    """Of the pids asked for only descendants of the agent are confirmed; init is not ours."""
-    child = subprocess.Popen(["sleep", "1000"])
+    """Of the pids asked for only descendants of the agent are confirmed that belong to the group; init is not ours, and what
+    runs beside them for another replica is another's."""
+    child, other = (
+        subprocess.Popen(["sleep", "1000"], env={**os.environ, "LONGSPAN_GROUP": f"m/{n}"}) for n in (1, 2)
+    )
     try:
-        arguments = {"pids": [1, child.pid, 0], "mark": "m", "joined": False}
+        arguments = {"pids": [1, child.pid, other.pid, 0], "mark": "m", "group": "m/1", "joined": False}
         assert asyncio.run(functions.ranks(arguments, "")) == {str(child.pid): []}
     finally:
-        child.kill()
-        child.wait()
+        for one in (child, other):
+            one.kill()
+            one.wait()
 
 
 def nvidia_smi(home: Path, monkeypatch: pytest.MonkeyPatch, pid: int, times: int) -> None:

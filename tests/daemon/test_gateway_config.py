@@ -2,7 +2,7 @@
 
 import pytest
 
-from longspan.daemon.gateway_config import max_running, render
+from longspan.daemon.gateway_config import Upstream, max_running, render
 from longspan.gateway.configfile import parse_config
 
 
@@ -30,8 +30,8 @@ def test_how_many_run_at_once_is_read_from_the_engines_arguments(
 def test_the_file_is_one_that_the_gateway_takes(running: int | None) -> None:
     """Including names that need quoting."""
     text = render(
-        listen="127.0.0.1:8000", key_sha256="0" * 64, admin_sha256="1" * 64, ledger="/s/ledger.sqlite3", model='a "b"', url="http://10.0.0.1:9", upstream_key_file="/k",
-        state="ready", reason="", max_running=running,
+        listen="127.0.0.1:8000", key_sha256="0" * 64, admin_sha256="1" * 64, ledger="/s/ledger.sqlite3", model='a "b"', upstream_key_file="/k",
+        replicas=[Upstream("r0", "http://10.0.0.1:9", "ready")], max_running=running,
     )  # fmt: skip
     config = parse_config(text)
     (replica,) = config.replicas

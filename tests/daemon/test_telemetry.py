@@ -42,8 +42,8 @@ def status(**changes: Any) -> dict[str, Any]:
     ]
     return {
         "name": "t", "phase": "serving", "served_name": "m", "layout": {"device": "cuda"}, "endpoint": "http://x/v1",
-        "nodes": [{"name": f"n{i}", "address": f"10.0.0.{i + 1}"} for i in (0, 1)], "ranks": ranks, "suspicions": {},
-        "failure": None, **changes,
+        "nodes": [{"name": f"n{i}", "address": f"10.0.0.{i + 1}"} for i in (0, 1)],
+        "replicas": [{"name": "r0", "phase": "serving", "reason": "", "ranks": ranks}], "failure": None, **changes,
     }  # fmt: skip
 
 
@@ -143,13 +143,11 @@ def test_a_head_without_ranks_is_a_node_too(tmp_path: Path) -> None:
     ("changes", "phase", "reason"),
     [
         ({}, "serving", ""),
-        ({"suspicions": {"n1": "n1 has not answered for 4 s"}}, "suspected", "n1 has not answered for 4 s"),
-        ({"phase": "stopping", "failure": {"what": "rank 1 died"}}, "stopping", "rank 1 died"),
-        ({"replicas": [{"name": "a", "phase": "loading", "reason": None, "nodes": ["n1"]}]}, "loading", ""),
+        ({"replicas": [{"name": "a", "phase": "loading", "reason": None, "ranks": []}]}, "loading", ""),
     ],
 )  # fmt: skip
 def test_a_replica_has_phase_and_reason(changes: dict[str, Any], phase: str, reason: str) -> None:
-    """From the status document, whether it lists replicas or is all one."""
+    """From the status document."""
     view = picture(status(**changes), Known({}, {}, GatewayFigures(), {}), now=0.0, wall=0.0)
     assert (view.replicas[0].phase, view.replicas[0].reason) == (phase, reason)
 
@@ -262,7 +260,7 @@ def test_an_engine_is_asked_and_its_silence_shows(tmp_path: Path, monkeypatch: p
                 assert "num_requests_running" in (await ask(f"{url}/v1/metrics/r0", "operator"))[1]
                 answers[0] = 500
                 assert (await ask(f"{url}/v1/metrics/r0", "operator"))[0] == 502
-            state.update(suspicions={"engine": "nothing has moved for 9 s"})
+            state["replicas"][0].update(phase="suspected", reason="nothing has moved for 9 s")
             await until(eyes.alarms)
             assert eyes.alarms()[0]["cause"] == "replica-stalled"
             assert eyes.view().replicas[0].running == 3

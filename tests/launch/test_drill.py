@@ -11,26 +11,32 @@ from longspan.errors import InputError
 from longspan.launch.drill import FAULTS, FRONT, Request, conclude, target
 
 STATUS: dict[str, Any] = {
-    "ranks": [{"rank": 0, "planned_node": "a", "pid": 10}, {"rank": 1, "planned_node": "b", "pid": 11}]
+    "replicas": [
+        {"name": f"r{i}", "ranks": [{"rank": r, "planned_node": "ab"[r], "pid": 10 * i + r} for r in (0, 1)]}
+        for i in (0, 1)
+    ]
 }
 
 
 def test_whom_it_strikes() -> None:
-    """Ranks by their pid on their node, the launcher beside rank 0, the gateway at the front."""
-    assert target("kill-rank", STATUS) == ("b", {"pid": 11, "signal": "KILL"})
-    assert target("freeze-rank", STATUS, 0) == ("a", {"pid": 10, "signal": "STOP"})
+    """Ranks by their pid on their node, the launcher beside rank 0, the gateway at the front; of several replicas the last."""
+    assert target("kill-rank", STATUS) == ("b", {"pid": 11, "signal": "KILL", "replica": "r1"})
+    assert target("freeze-rank", STATUS, 0, "r0") == ("a", {"pid": 0, "signal": "STOP", "replica": "r0"})
     assert target("kill-launcher", STATUS) == (
         "a",
-        {"module": "longspan.launch.ray_driver", "signal": "KILL"},
+        {"module": "longspan.launch.ray_driver", "signal": "KILL", "replica": "r1"},
     )
     assert target("kill-gateway", STATUS) == (FRONT, {"module": "longspan.gateway", "signal": "KILL"})
 
 
-@pytest.mark.parametrize(("fault", "rank"), [("burn", None), ("kill-rank", 2), ("kill-rank", -1)])
-def test_what_cannot_be_struck(fault: str, rank: int | None) -> None:
-    """An unknown fault or rank names what there is."""
+@pytest.mark.parametrize(
+    ("fault", "rank", "replica"),
+    [("burn", None, None), ("kill-rank", 2, None), ("kill-rank", -1, None), ("kill-rank", 0, "r7")],
+)
+def test_what_cannot_be_struck(fault: str, rank: int | None, replica: str | None) -> None:
+    """An unknown fault, replica or rank names what there is."""
     with pytest.raises(InputError) as caught:
-        target(fault, STATUS, rank)
+        target(fault, STATUS, rank, replica)
     assert "There are" in caught.value.remedy
 
 
