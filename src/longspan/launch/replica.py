@@ -18,11 +18,9 @@ from longspan.launch.failure import Failure, FailureKind
 from longspan.launch.fence import MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
 from longspan.launch.group import Group, GroupPhase
 from longspan.launch.run_dir import Paths, Ports
-from longspan.launch.traffic import Traffic
+from longspan.launch.traffic import SCALE, Traffic
 
 ReplicaPhase = Literal["waiting", "ports", GroupPhase, "fencing", "failed", "drained", "gone"]
-# What holds a replica that is not wanted any more, beside the names of replicas and nodes.
-SCALE = "scale"
 # Streams of a long answer may go on for minutes; who drains a node waits for it.
 DRAIN_SECONDS = 600.0
 # What follows once the group has ended everywhere.

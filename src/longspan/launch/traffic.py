@@ -10,6 +10,8 @@ from longspan.launch.actions import SetGateway
 # Less than a load of the model by far, and longer than any blip should take.
 CONVICTION_SECONDS = 15.0
 ENGINE = "engine"
+# What holds a replica that is not wanted any more, beside the names of replicas and nodes.
+SCALE = "scale"
 WISHES = ("drain", "isolate", "restore")
 
 
@@ -52,7 +54,7 @@ class Traffic:
         if wish != "restore":
             self.held[subject] = wish
         elif all_of_it:
-            self.held.clear()
+            self.held = {name: kept for name, kept in self.held.items() if name == SCALE}
         else:
             self.held.pop(subject, None)
 
