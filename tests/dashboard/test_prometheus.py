@@ -40,13 +40,13 @@ def program(name: str) -> str:
     return found
 
 
-def panels() -> list[tuple[str, str]]:
-    """(dashboard and panel, query) of everything that Grafana would ask, the variable set to the good deployment."""
+def panels(deployment: str = "good") -> list[tuple[str, str]]:
+    """(dashboard and panel, query) of everything that Grafana would ask, the variable set to one deployment."""
     found = []
     for file in GRAFANA:
         document = json.loads(file.read_text())
         for panel in document["panels"]:
-            queries = [target["expr"].replace("$deployment", "good") for target in panel["targets"]]
+            queries = [target["expr"].replace("$deployment", deployment) for target in panel["targets"]]
             found += [
                 (f"{file.stem}: {panel['title']} {number}", query) for number, query in enumerate(queries)
             ]
@@ -104,7 +104,7 @@ async def controller(bad: bool) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def prometheus(directory: Path, deployments: list[str]) -> AsyncIterator["Prometheus"]:
+async def prometheus(directory: Path, deployments: list[str], key: str = KEY) -> AsyncIterator["Prometheus"]:
     """The shipped configuration, once a second, with these dashboards' addresses in place of the one that stands there."""
     text = (RULES / "prometheus.yml").read_text().replace(": 15s", ": 1s")
     entry = re.search(r"      - url: http://127\.0\.0\.1:8266/v1/sd\n(?:        .*\n)+", text)
@@ -112,7 +112,7 @@ async def prometheus(directory: Path, deployments: list[str]) -> AsyncIterator["
     text = text.replace(entry[0], "".join(entry[0].replace("127.0.0.1:8266", one) for one in deployments))
     (directory / "prometheus.yml").write_text(text)
     shutil.copy(RULES / "rules.yml", directory)
-    (directory / "metrics-key").write_text(KEY)
+    (directory / "metrics-key").write_text(key)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = (directory / "prometheus.log").open("wb")
@@ -154,6 +154,13 @@ class Prometheus:
         data = await self.get("/api/v1/query", query=expression)
         return data["result"] if data else []
 
+    async def rules(self, kind: str) -> dict[str, str]:
+        """Name -> query of the "recording" or "alerting" rules that it has loaded."""
+        groups = (await self.get("/api/v1/rules"))["groups"]
+        return {
+            rule["name"]: rule["query"] for group in groups for rule in group["rules"] if rule["type"] == kind
+        }
+
     async def all_answer(self, expressions: dict[str, str]) -> None:
         """Waits until every expression has given a number; fails with those that never do."""
         missing = dict(expressions)
@@ -186,10 +193,7 @@ def test_every_query_of_rules_and_panels_answers(tmp_path: Path) -> None:
             await found.all_answer(
                 {"it scrapes": 'up{deployment="good"} == 1', "and the bad": 'up{deployment="bad"} == 1'}
             )
-            groups = (await found.get("/api/v1/rules"))["groups"]
-            rules = [rule for group in groups for rule in group["rules"]]
-            recording = {rule["name"]: rule["query"] for rule in rules if rule["type"] == "recording"}
-            alerts = {rule["name"]: rule["query"] for rule in rules if rule["type"] == "alerting"}
+            recording, alerts = await found.rules("recording"), await found.rules("alerting")
             assert len(recording) >= 10
             assert len(alerts) >= 15
             await found.all_answer(
@@ -207,8 +211,8 @@ def test_every_query_of_rules_and_panels_answers(tmp_path: Path) -> None:
                 ]:
                     wrong[name] = seen
             assert wrong == {}
-            broken = [rule for rule in rules if rule.get("lastError")]
-            assert broken == []
+            groups = (await found.get("/api/v1/rules"))["groups"]
+            assert [rule for group in groups for rule in group["rules"] if rule.get("lastError")] == []
 
     asyncio.run(test())
 

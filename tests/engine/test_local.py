@@ -1,5 +1,6 @@
 """`longspan up` on this machine: the demo model over two Ray nodes, used as a user would use it."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from engine import seeing
 from engine.running import Longspan
 from longspan.errors import DeploymentExistsError, InputError, PortError
 from longspan.monitor.view import ClusterView
@@ -246,6 +248,30 @@ def test_traffic_by_hand_and_in_figures(served: tuple[Longspan, str]) -> None:
     counted = longspan.status()["traffic"]["requests"]
     assert counted["local"] > 0
     assert counted["outside"] == 0
+
+
+def test_prometheus_sees_all_of_it(served: tuple[Longspan, str], tmp_path: Path) -> None:
+    """A real Prometheus over the real dashboard: every panel's and rule's query answers, but for what a CPU host cannot have."""
+    longspan, _ = served
+    status = longspan.status()
+    files = (Path(status["api_key_file"]), Path(status["state_dir"]) / "metrics-key")
+    client_key, metrics_key = (file.read_text().strip() for file in files)
+    with seeing.dashboard(longspan) as (url, _):
+        asyncio.run(seeing.every_query_answers(status, tmp_path, url, (client_key, metrics_key)))
+
+
+def test_a_click_moves_the_traffic(served: tuple[Longspan, str], tmp_path: Path) -> None:
+    """In a real browser: isolate takes the replica out of the real gateway, restore lets it back in."""
+    longspan, _ = served
+    status = longspan.status()
+    with seeing.browser(tmp_path) as browser, seeing.dashboard(longspan) as (url, key):
+        for action, code in (("Isolate", 503), ("Restore", 200)):
+            asyncio.run(seeing.click(browser, url, key, action))
+            deadline = time.monotonic() + 30
+            while asked(status).status_code != code and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert asked(status).status_code == code
+            assert bool(longspan.status()["held"]) == (action == "Isolate")
 
 
 def test_an_engine_that_dies_comes_back(served: tuple[Longspan, str]) -> None:
