@@ -21,17 +21,16 @@ NOT_ON_CPUS = ("gpu", "rdma", "nvlink")
 @contextlib.contextmanager
 def dashboard(longspan: Longspan) -> Iterator[tuple[str, str]]:
     """`longspan dashboard` as a user starts it: (url, key)."""
-    started = subprocess.Popen(
+    with subprocess.Popen(
         [*RUN, "dashboard", "--listen", "127.0.0.1:0", "--json"],
         env=longspan.environment(), stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        assert started.stdout is not None
-        told = json.loads(started.stdout.readline())
-        yield told["url"], Path(told["key_file"]).read_text().strip()
-    finally:
-        started.terminate()
-        started.wait(30)
+    ) as started:  # fmt: skip
+        try:
+            assert started.stdout is not None
+            told = json.loads(started.stdout.readline())
+            yield told["url"], Path(told["key_file"]).read_text().strip()
+        finally:
+            started.terminate()
 
 
 @contextlib.asynccontextmanager

@@ -312,6 +312,10 @@ class Steps:
             for phase in GROUP_PHASES:
                 self.started.pop(phase, None)
                 self.ended.pop(phase, None)
+        if self.phase in PHASES:  # several can be passed with one event
+            last = PHASES.index(found) if found in PHASES else len(PHASES) if found == "serving" else 0
+            for passed in PHASES[PHASES.index(self.phase) + 1 : last]:
+                self.started[passed] = self.ended[passed] = self.now
         self._enter(found)
 
     def _scaled(self, event: Scaled) -> list[Action]:
