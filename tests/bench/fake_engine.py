@@ -48,6 +48,7 @@ class FakeEngine:
     key: str = ""
     models: tuple[str, ...] = ("fake",)
     has_usage: bool = True
+    version: str = ""
     metrics: Callable[[], str] = lambda: ""
     arrivals: list[float] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -70,6 +71,8 @@ class FakeEngine:
             self.plain(writer, 200, self.metrics().encode())
         elif self.key and f"authorization: bearer {self.key}".lower() not in head:
             self.plain(writer, 401, b'{"error": {"message": "no"}}')
+        elif path == "/version":
+            self.plain(writer, 200 if self.version else 404, json.dumps({"version": self.version}).encode())
         elif path == "/v1/models":
             self.plain(writer, 200, json.dumps({"data": [{"id": name} for name in self.models]}).encode())
         else:

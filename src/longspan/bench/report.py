@@ -8,7 +8,7 @@ from longspan.bench.cut import measured
 from longspan.bench.plots import cumulative, plot
 from longspan.bench.result import Figure, Result
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --back: #fff; --faint: #d8dde3; --line: #0b62c4; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e4e7eb; --back: #14171b; --faint: #39414a; --line: #6cb2ff; --bad: #ff8a80; }
@@ -81,7 +81,7 @@ def html(result: Result) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
         f"<p>{escape(result.model)} at {escape(result.url or 'an unknown address')}, {len(result.requests):,} requests</p>"
         f'{cautions}<h2>Latency</h2><div class="plots">{"".join(_plots(result))}</div>'
         f'<h2>Figures</h2><div class="scroll"><table><thead><tr><th>Figure</th><th>Value</th><th>95 % interval</th>'

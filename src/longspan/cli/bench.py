@@ -7,6 +7,11 @@ from longspan.cli.main import LazyGroup
 # subcommand -> (module, one line of help); imported when it is called.
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "run": ("longspan.cli.bench_run", "Measure an endpoint (the default: `longspan bench URL`)."),
+    "sweep": (
+        "longspan.cli.bench_sweep",
+        "Measure at rising loads: the knee, and the most that holds the SLO.",
+    ),
+    "versus": ("longspan.cli.bench_versus", "Measure two endpoints in turn (ABBA) and say which is better."),
     "compare": (
         "longspan.cli.bench_compare",
         "Is B better than A, worse, or can it not be told; for CI too.",

@@ -17,7 +17,7 @@ from longspan.bench.store import find
 from longspan.cli.bench_store import store_option
 from longspan.errors import ConditionsError, InputError, UndecidedError, UnsoundRunError, WorseError
 
-_EXIT = {"better": 0, "same": 0, "worse": WorseError.exit_code, "cannot tell": UndecidedError.exit_code}
+EXIT = {"better": 0, "same": 0, "worse": WorseError.exit_code, "cannot tell": UndecidedError.exit_code}
 _COLOURS = {"better": "green", "same": "green", "worse": "red", "cannot tell": "yellow"}
 _TURN = "A and B did not run in turn: whatever else changed between the two runs counts as B's doing."
 
@@ -67,10 +67,15 @@ def command(
     wanted = _objectives(objectives)
     if wrong := [name for name in metrics if name not in METRICS]:
         raise InputError(f"{wrong[0]!r} is no metric of a comparison.", f"One of: {', '.join(METRICS)}.")
+    if "://" in a or "://" in b:
+        raise InputError(
+            "compare is for results that are there already.",
+            f"`longspan bench versus {a} {b}` measures two endpoints in turn.",
+        )
     sides = find(a, store), find(b, store)
-    caveats = _soundness(sides, unsound)
+    caveats = soundness(sides, unsound)
     allowed = permission(sides[0].conditions, sides[1].conditions, allow, strict)
-    _refuse(allowed)
+    refuse(allowed)
     blocks = [cut(side, wanted) for side in sides]
     decide = metrics or (*deciding([*blocks[0], *blocks[1]]), *(["goodput"] if wanted else []))
     shown = [name for name in METRICS if name != "goodput" or wanted]
@@ -82,7 +87,7 @@ def command(
         click.echo(json.dumps(document(sides, verdict, allowed, seed), allow_nan=False))
     else:
         show(verdict, allowed)
-    ctx.exit(_EXIT[verdict.outcome])
+    ctx.exit(EXIT[verdict.outcome])
 
 
 def _objectives(texts: Sequence[str]) -> dict[str, float]:
@@ -100,7 +105,7 @@ def _objectives(texts: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _soundness(sides: Sequence[Result], is_accepted: bool) -> list[str]:
+def soundness(sides: Sequence[Result], is_accepted: bool) -> list[str]:
     """Caveats of the two runs.
 
     Raises:
@@ -124,7 +129,7 @@ def _soundness(sides: Sequence[Result], is_accepted: bool) -> list[str]:
     return caveats
 
 
-def _refuse(allowed: Permission) -> None:
+def refuse(allowed: Permission) -> None:
     """Raises ConditionsError that names every difference which was not allowed."""
     if not allowed.forbidding:
         return
