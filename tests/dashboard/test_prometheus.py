@@ -72,6 +72,8 @@ async def controller(bad: bool) -> AsyncIterator[str]:
         return handler
 
     async def targets(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {KEY}":
+            raise web.HTTPUnauthorized
         paths = {"nodes": "/metrics", "gateway": "/v1/metrics/gateway", "r0": "/v1/metrics/r0", **({"r1": "/v1/metrics/r1"} if bad else {})}  # fmt: skip
         name = "bad" if bad else "good"
         return web.json_response([
