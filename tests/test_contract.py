@@ -38,6 +38,7 @@ IO_MODULES = {
     "model.demo",
     "model.demo_convert",
     "doctor.collect",
+    "launch.cpu_communicator",
     "launch.cpu_platform",
     "launch.cpu_platform_class",
     "launch.digest",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import longspan as package
 from engine.running import RUN, UP_TIMEOUT_SECONDS, Before, Longspan
 from lab.build import Lab
 from lab.hosts import HostSpec, LabHost
@@ -27,6 +28,8 @@ def build(make_lab: MakeLab) -> AbstractContextManager[Lab]:
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/root"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # The hosts run what is tested here, also where another checkout is the one that is installed.
+        "PYTHONPATH": str(Path(package.__file__).parent.parent),
     }
     return make_lab([HostSpec("h1", nic="eth0"), HostSpec("h2", nic="ens7")], env=env)
 
