@@ -5,7 +5,6 @@ same segment name, and the name is made of the rendezvous port: ranks on two hos
 the first made ("open shm in SHMManager failed. errno: 2"). Here they must also share the file system behind /dev/shm.
 """
 
-import os
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 def shm_identity(shm: Path = SHM, boot: Path = BOOT) -> str:
     """Which /dev/shm this is: containers of one machine can have their own, and hosts number their mounts alike."""
-    return f"{boot.read_text().strip()}/{os.stat(shm).st_dev}"
+    return f"{boot.read_text().strip()}/{shm.stat().st_dev}"
 
 
 class HostAwareCommunicator(CpuCommunicator):  # type: ignore[misc]
