@@ -128,7 +128,7 @@ def a_host_that_freezes_loses_its_traffic(longspan: Longspan, host: LabHost, sta
 
 @pytest.mark.skipif(
     not os.environ.get("LONGSPAN_LONG_TESTS"),
-    reason="does not pass yet: Ray holds a GPU for the old placement group; LONGSPAN_LONG_TESTS=1 runs it",
+    reason="five minutes: a host must be silent for longer than its lease; LONGSPAN_LONG_TESTS=1 runs it",
 )
 @pytest.mark.parametrize("executor", ["ray", "mp"])
 def test_a_host_that_is_cut_off_for_a_minute_comes_back(

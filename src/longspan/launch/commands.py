@@ -122,6 +122,7 @@ def ray_start(
             dashboard agent) and collide on with another Ray of this machine.
         temp_dir: this node's own: nodes that share one read each other's logs and name the wrong node.
         fixed: the block that all ports are taken from; None where several nodes share a machine.
+        epoch: from 2 on of a host that was lost and joins again.
     """
     client, agent = (fixed.client_server, 0) if fixed else (own_ports[0], own_ports[1])
     # Without the autoscaler's monitor, which tells its metrics to anybody on every address (Ray 2.60, port 44217): these
@@ -137,7 +138,7 @@ def ray_start(
         f"--node-ip-address={node.address}",
         f"--num-gpus={node.gpus}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        *(fixed.flags() if fixed else [f"--dashboard-agent-listen-port={agent}"]),
+        *(fixed.flags(epoch) if fixed else [f"--dashboard-agent-listen-port={agent}"]),
         f"--temp-dir={temp_dir}",
         "--disable-usage-stats",
         "--block",
