@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
-from longspan.launch.words import KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
+from longspan.launch.words import GROUP_PREFIX, KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
 
 # Where a value given on one node is wrong on another. vLLM's Ray executor hands the driver's environment to every
 # rank with setdefault; these stay out of it (vLLM reads the list from ray_non_carry_over_env_vars.json).
@@ -223,7 +223,7 @@ def launcher(
     ranks = spec.rank_nodes()
     first = ranks[0]
     wanted = {
-        "name": f"longspan-{spec.name}-{replica}" + (f"-{epoch}" if epoch > 1 else ""),
+        "name": f"{GROUP_PREFIX}{spec.name}-{replica}" + (f"-{epoch}" if epoch > 1 else ""),
         "ray_address": ray_address,
         "node_ip_address": first.address,
         "ray_timeout_seconds": 120,
