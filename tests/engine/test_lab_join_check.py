@@ -108,7 +108,12 @@ def test_check_in_a_joined_ray(make_lab: Callable[..., AbstractContextManager[La
                 states[name] for name in ("reachable", "ports", "data", "python", "ray", "clock", "ray-token")
             } == {"ok"}
             assert all(ray.poll() is None for ray in rays)
-            held = [one for one in document["findings"] if one["cause"] == "stale-placement-group"]
+            held = [
+                one
+                for check in document["checks"]
+                for one in check["findings"]
+                if one["cause"] == "stale-placement-group"
+            ]
             assert [(one["subject"], one["severity"]) for one in held] == [("longspan-old-r0-2", "warning")]
             assert (
                 f"1 GPU on {first.address}" in held[0]["summary"]
