@@ -43,8 +43,8 @@ print("NICS" + json.dumps({address: ray.get(found, timeout=60) for address, foun
 HOLDS = """
 import sys, time, ray
 from ray.util import placement_group
-ray.init(address=sys.argv[1], namespace="longspan-old-r0-2", logging_level="error", log_to_driver=False)
-group = placement_group([{"GPU": 1}], name="longspan-old-r0-2")
+ray.init(address=sys.argv[1], namespace="longspan-past-r0-2", logging_level="error", log_to_driver=False)
+group = placement_group([{"GPU": 1}], name="longspan-past-r0-2")
 assert group.wait(60)
 print("held", flush=True)
 time.sleep(600)
@@ -114,14 +114,14 @@ def test_check_in_a_joined_ray(make_lab: Callable[..., AbstractContextManager[La
                 for one in check["findings"]
                 if one["cause"] == "stale-placement-group"
             ]
-            assert [(one["subject"], one["severity"]) for one in held] == [("longspan-old-r0-2", "warning")]
+            assert [(one["subject"], one["severity"]) for one in held] == [("longspan-past-r0-2", "warning")]
             assert (
                 f"1 GPU on {first.address}" in held[0]["summary"]
                 or f"1 GPU on {second.address}" in held[0]["summary"]
             )
             assert f"{first.address} still runs" in held[0]["summary"]
             asked = [sys.executable, "-W", "ignore", "-m", "longspan.launch.ray_join", "groups", address]
-            assert [one["name"] for one in said(first, asked)["groups"]] == ["longspan-old-r0-2"]
+            assert [one["name"] for one in said(first, asked)["groups"]] == ["longspan-past-r0-2"]
             first.run(shlex.split(held[0]["remedy"].split("`")[3]), timeout_seconds=120)
             assert said(first, asked) == {"groups": []}
             left = [line for host in lab.hosts for line in strangers(host) if "longspan-old" in line]
