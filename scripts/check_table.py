@@ -40,6 +40,7 @@ def ports() -> str:
         if not name.endswith("worker-port"):
             rows.append((value, "every node", name.replace("-", " ")))
     rows.append((f"{block.workers[0]} to {block.workers[1]}", "every node", "workers and drivers"))
+    rows.append((f"{block.again} to {block.last}", "every node", "a node that joins again after it was lost"))
     lines = [f"| {port} | {where} | {what} |" for port, where, what in rows]
     return "\n".join(["| port | on | what |", "| --- | --- | --- |", *lines, ""])
 

@@ -40,6 +40,14 @@ class NodeSpec:
         return self.ssh is None and self.slurm is None
 
 
+# Ports that each of our Ray's nodes has, as `ray start` names them.
+_NODE_PORTS = (
+    "node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port", "metrics-export-port",
+)  # fmt: skip
+_JOINS_AGAIN = 8
+
+
 @dataclass(frozen=True, slots=True)
 class RayPorts:
     """The ports of our Ray on each host, one block that a firewall can name (docs/check.md has the table).
@@ -63,15 +71,25 @@ class RayPorts:
     @property
     def workers(self) -> tuple[int, int]:
         """First and last port of Ray's workers."""
-        return self.first + 10, self.last
+        return self.first + 10, self.again - 1
 
-    def flags(self) -> tuple[str, ...]:
-        """`ray start`'s flags for every node; the head's own two come beside them."""
-        names = (
-            "node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-listen-port",
-            "dashboard-agent-grpc-port", "metrics-export-port",
-        )  # fmt: skip
-        fixed = tuple(f"--{name}={self.first + 2 + index}" for index, name in enumerate(names))
+    @property
+    def again(self) -> int:
+        """The first of those for nodes that join again after they were lost."""
+        return self.last + 1 - _JOINS_AGAIN * len(_NODE_PORTS)
+
+    def flags(self, start: int = 1) -> tuple[str, ...]:
+        """`ray start`'s flags for every node; the head's own two come beside them.
+
+        Args:
+            start: from 2 on of a node that was lost. Its ports are others than those of the last eight such starts: what Ray's head
+                still sends to an address that died while the link was cut would be lost for up to two minutes, with the GPUs that
+                it had meant to reserve (seen with Ray 2.60).
+        """
+        base = self.first + 2
+        if start > 1:
+            base = self.again + (start - 2) % _JOINS_AGAIN * len(_NODE_PORTS)
+        fixed = tuple(f"--{name}={base + index}" for index, name in enumerate(_NODE_PORTS))
         low, high = self.workers
         return (*fixed, f"--min-worker-port={low}", f"--max-worker-port={high}")
 
@@ -82,8 +100,8 @@ class RayPorts:
 
     @property
     def tried(self) -> tuple[int, ...]:
-        """What a pre-flight tries between nodes: head, node manager, object manager, first worker."""
-        return (self.gcs, self.first + 2, self.first + 3, self.workers[0])
+        """What a pre-flight tries between nodes: head, node manager, object manager, first worker, a node that joins again."""
+        return (self.gcs, self.first + 2, self.first + 3, self.workers[0], self.again)
 
 
 @dataclass(frozen=True, slots=True)

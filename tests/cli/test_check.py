@@ -164,7 +164,7 @@ def test_the_compiled_environment_joins_the_users(seen: Callable[[Scene], list[A
     assert spec.identity == SPEC.identity
     ((_, _, options),) = asked
     assert (options.collective, options.ray_ports, options.tp) == (False, (20100, 20599), 1)
-    assert options.fixed_ports == (20100, 20102, 20103, 20110)
+    assert options.fixed_ports == (20100, 20102, 20103, 20110, 20552)
 
 
 def ill(severity: Any = "error") -> Judged:

@@ -2,13 +2,17 @@
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import longspan as package
 from engine.running import RUN
 from engine.test_lab_hosts import start_ray, strangers
 from lab.build import Lab
@@ -35,6 +39,18 @@ print("NICS" + json.dumps({address: ray.get(found, timeout=60) for address, foun
 """
 
 
+# What a launcher leaves whose agent was killed: it lives, and holds its group in a namespace of the same name.
+HOLDS = """
+import sys, time, ray
+from ray.util import placement_group
+ray.init(address=sys.argv[1], namespace="longspan-past-r0-2", logging_level="error", log_to_driver=False)
+group = placement_group([{"GPU": 1}], name="longspan-past-r0-2")
+assert group.wait(60)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
 def hooked(host: LabHost, address: str, nics: dict[str, str]) -> dict[str, str]:
     """What a worker on each node has for its NIC, by the node's address."""
     values = json.dumps({node: {"GLOO_SOCKET_IFNAME": nic} for node, nic in nics.items()})
@@ -45,13 +61,20 @@ def hooked(host: LabHost, address: str, nics: dict[str, str]) -> dict[str, str]:
     return found
 
 
+def said(host: LabHost, argv: list[str]) -> Any:
+    """The JSON document that a program prints last."""
+    return json.loads(host.run(argv, timeout_seconds=120).stdout.splitlines()[-1])
+
+
 def test_check_in_a_joined_ray(make_lab: Callable[..., AbstractContextManager[Lab]], tmp_path: Path) -> None:
     """Both nodes answer, every port trial between them passes, each has its own NIC, which reaches a worker on it by the set-up
-    hook whatever the driver's own is, and that Ray stays as it was."""
+    hook whatever the driver's own is, and that Ray stays as it was. What an earlier deployment still holds there is named, stays, and is
+    given back by the command that the finding tells."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/root"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": str(Path(package.__file__).parent.parent),
     }
     with make_lab([HostSpec("h1", "eth0"), HostSpec("h2", "ens7")], env=env) as lab:
         first, second = lab.hosts
@@ -61,6 +84,12 @@ def test_check_in_a_joined_ray(make_lab: Callable[..., AbstractContextManager[La
         rays = [start_ray(first, "--head", "--port=6379", "--include-dashboard=false")]
         try:
             rays.append(start_ray(second, f"--address={address}"))
+            old = first.popen(
+                [sys.executable, "-W", "ignore", "-c", HOLDS, address], stdout=subprocess.PIPE, text=True
+            )
+            rays.append(old)
+            assert old.stdout is not None
+            assert "held" in old.stdout.readline()
             done = first.run(
                 [*RUN, "check", "--cluster", str(cluster), "--no-collective", "--json"],
                 timeout_seconds=300,
@@ -79,6 +108,22 @@ def test_check_in_a_joined_ray(make_lab: Callable[..., AbstractContextManager[La
                 states[name] for name in ("reachable", "ports", "data", "python", "ray", "clock", "ray-token")
             } == {"ok"}
             assert all(ray.poll() is None for ray in rays)
+            held = [
+                one
+                for check in document["checks"]
+                for one in check["findings"]
+                if one["cause"] == "stale-placement-group"
+            ]
+            assert [(one["subject"], one["severity"]) for one in held] == [("longspan-past-r0-2", "warning")]
+            assert (
+                f"1 GPU on {first.address}" in held[0]["summary"]
+                or f"1 GPU on {second.address}" in held[0]["summary"]
+            )
+            assert f"{first.address} still runs" in held[0]["summary"]
+            asked = [sys.executable, "-W", "ignore", "-m", "longspan.launch.ray_join", "groups", address]
+            assert [one["name"] for one in said(first, asked)["groups"]] == ["longspan-past-r0-2"]
+            first.run(shlex.split(held[0]["remedy"].split("`")[3]), timeout_seconds=120)
+            assert said(first, asked) == {"groups": []}
             left = [line for host in lab.hosts for line in strangers(host) if "longspan-old" in line]
             assert left == []
         finally:

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +20,7 @@ import pytest
 
 from engine import seeing
 from engine.running import Longspan
+from longspan.daemon.protocol import LEASE_SECONDS
 from longspan.errors import DeploymentExistsError, InputError, PortError
 from longspan.monitor.view import ClusterView
 
@@ -308,3 +312,53 @@ def test_a_gateway_that_dies_comes_back(served: tuple[Longspan, str]) -> None:
     assert json.loads(done.stdout)["restarts"] == 0
     assert longspan.status()["ranks"] == before["ranks"]
     assert "Paris" in asked(before).text
+
+
+def test_a_controller_that_is_killed_is_replaced(served: tuple[Longspan, str]) -> None:
+    """Longer than the agents' lease after it: nothing was restarted, no request was lost, and the next one is obeyed. Then
+    its supervisor is killed, and it goes on by itself."""
+    longspan, _ = served
+    before = longspan.status()
+    record = longspan.state / "longspan/default/controller.json"
+    first = json.loads(record.read_text())
+    over = threading.Event()
+
+    def ask_on() -> list[int]:
+        found = []
+        while not over.is_set():
+            found.append(asked(before).status_code)
+            time.sleep(0.2)
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask_on)
+        os.kill(first["controller"]["pid"], signal.SIGKILL)
+        killed = time.monotonic()
+        try:
+            while longspan.run("status", "--json").returncode:
+                assert time.monotonic() < killed + 60
+            print(f"answers again {time.monotonic() - killed:.1f} s after the controller was killed")
+            time.sleep(LEASE_SECONDS + 5)
+        finally:
+            over.set()
+        codes = asking.result()
+    assert set(codes) == {200}, codes
+    second = json.loads(record.read_text())
+    assert second["controller"] != first["controller"]
+    assert {**second, "controller": 0} == {**first, "controller": 0}
+    status = longspan.status()
+    assert len(status["restarts"]) == len(before["restarts"])
+    for what in ("phase", "ranks", "endpoint", "proof", "lost", "findings", "held"):
+        assert status[what] == before[what], what
+    assert longspan.run("isolate", "r0").returncode == 0
+    assert longspan.status()["held"] == {"r0": "isolate"}
+    os.kill(second["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while (third := json.loads(record.read_text()))["pid"] != second["controller"]["pid"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert third["controller"]["pid"] == third["pid"]
+    assert longspan.run("restore", "r0").returncode == 0
+    while (answer := asked(status)).status_code != 200:
+        assert time.monotonic() < deadline
+    assert "Paris" in answer.text

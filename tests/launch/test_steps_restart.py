@@ -7,6 +7,7 @@ import pytest
 from driving import Drive, checked_drives, evidence, launcher_line, take_down
 
 from longspan.launch.actions import Ask, Call, SetGateway, Start, StartAgent, Sweep
+from longspan.launch.commands import Process
 from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
@@ -216,11 +217,20 @@ def comes_back(drive: Drive, number: int = 2) -> list[Any]:
     return drive.answer(f"ports:b#{number}", [9000, 9001, 9002, 9003, 9004])
 
 
+def listens(ray: Process) -> set[str]:
+    """The ports of a Ray node, but for the workers' range."""
+    words = [word.partition("=") for word in ray.argv]
+    return {value for name, _, value in words if name.endswith("-port") and "worker" not in name}
+
+
 def test_a_host_that_is_lost_comes_back(start: Callable[..., Drive]) -> None:
     """The group is ended where somebody answers, the host is swept as often as it takes, gets an agent and joins Ray again;
     only then the next group starts, on Ray's old address."""
-    drive = serving(start)
+    drive = serving(start, ray_first_port=20100)
     address = drive.machine.ground.ray_address
+    (before,) = [
+        a.process for a in drive.actions if isinstance(a, Start) and (a.node, a.process.name) == ("b", "ray")
+    ]
     actions = drive.do(AgentSilent("b", 41))
     assert [(a.node, a.what) for a in actions if isinstance(a, Call)] == [("a", "collect")]
     assert [a for a in actions if isinstance(a, Sweep)] == [Sweep("b", "swept:b#2")]
@@ -234,6 +244,8 @@ def test_a_host_that_is_lost_comes_back(start: Callable[..., Drive]) -> None:
     ray, ports = comes_back(drive)
     assert (ray.node, ray.process.name) == ("b", "ray.2")
     assert f"--address={address}" in ray.process.argv
+    # What Ray's head still sends to where the lost one listened must not reach the new one, nor keep it waiting.
+    assert listens(ray.process).isdisjoint(listens(before))
     assert (ports.node, ports.what) == ("a", "ports")
     (launcher,) = drive.answer("ports:a#2", [8000, 8001, 8002, 8003, 8004])
     assert launcher.process.name == "launcher.2"

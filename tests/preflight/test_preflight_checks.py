@@ -10,7 +10,7 @@ from longspan.preflight.catalogue import CHECKS, GROUPS, findings, judge
 from longspan.preflight.check import majority, minority
 from longspan.preflight.checks_collective import guilty, only_waited
 from longspan.preflight.facts import Held, Nic, NodeFacts, Route
-from longspan.preflight.scene import GroupResult, Scene
+from longspan.preflight.scene import GroupResult, Reservation, Scene
 from preflight.scenes import causes, gpu, node, outcome, pair, rdma, rdma_port, scene
 
 MODEL = {
@@ -37,7 +37,9 @@ def test_a_healthy_scene_has_no_finding() -> None:
     whole = replace(whole, nodes=tuple(replace(one, model=MODEL) for one in whole.nodes))
     assert findings(judge(whole)) == []
     skipped = {one.check.id for one in judge(whole) if one.outcome.skipped}
-    assert skipped == {"flashinfer", "transformers", "ray-token", "hub-access", "custom-all-reduce", "ibgda"}
+    assert skipped == {
+        "flashinfer", "transformers", "ray-token", "hub-access", "custom-all-reduce", "ibgda", "stale-placement-groups",
+    }  # fmt: skip
 
 
 def test_every_check_says_why_it_is_skipped_or_what_it_saw() -> None:
@@ -423,3 +425,28 @@ def test_minority_is_what_differs_from_the_majority(values: dict[str, str]) -> N
         assert {name for name, value in values.items() if value != common} == set(odd)
     else:
         assert odd == {}
+
+
+def test_reservations_without_a_controller_are_named() -> None:
+    """In a Ray that is joined each one is told with its GPUs, its nodes and the command that gives it back; one whose controller
+    runs here is none; where Longspan starts its own Ray nothing is looked for."""
+    old = Reservation(
+        "longspan-old-r0-3", "old", 2, ("10.0.0.1", "10.0.0.2"), "10.0.0.9", False, False, "RELEASE old"
+    )
+    other = replace(
+        old, name="longspan-x-r1", deployment="x", gpus=1, nodes=(), driver_lives=True, release="RELEASE x"
+    )
+    ours = replace(old, name="longspan-default-r0", controlled=True)
+    seen = outcome("stale-placement-groups", scene(own_ray=False, reservations=(old, other, ours)))
+    assert [(one.subject, one.severity, one.cause) for one in seen.findings] == [
+        (name, "warning", "stale-placement-group") for name in (old.name, other.name)
+    ]
+    ended, lives = seen.findings
+    assert "2 GPUs on 10.0.0.1 and 10.0.0.2" in ended.summary
+    assert "10.0.0.9 has ended" in ended.summary
+    assert ended.remedy.startswith("`RELEASE old` gives them back")
+    assert "still runs" in lives.summary
+    assert lives.remedy.index("longspan status --name x") < lives.remedy.index("RELEASE x")
+    assert outcome("stale-placement-groups", scene(own_ray=False, reservations=())).state == "ok"
+    assert outcome("stale-placement-groups", scene(own_ray=False)).skipped == "that Ray was not asked"
+    assert outcome("stale-placement-groups", scene()).skipped == "no Ray is joined"

@@ -97,13 +97,13 @@ def start_controller(places: Places, spec: DeploymentSpec, controller_host: str)
 def _start_controller(places: Places, spec: DeploymentSpec, controller_host: str) -> dict[str, Any]:
     places.clear_logs()
     places.logs.mkdir(parents=True, exist_ok=True)
-    for stale in (places.controller, places.last_status):
+    for stale in (places.controller, places.last_status, places.resume):
         stale.unlink(missing_ok=True)
     write_private(places.spec, json.dumps({"spec": spec.to_json(), "controller_host": controller_host}))
     log = places.logs / "controller.log"
     with log.open("ab") as out:
         child = subprocess.Popen(
-            [sys.executable, "-m", "longspan.daemon.controller", str(places.root)],
+            [sys.executable, "-m", "longspan.daemon.supervisor", str(places.root)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -193,7 +193,7 @@ def end_by_mark(places: Places, record: dict[str, Any]) -> set[int]:
         the pids that do not end.
     """
     left = sweep(record["mark"], record["run_dir"])
-    for path in (places.controller, places.gateway_config, places.engine_key):
+    for path in (places.controller, places.gateway_config, places.engine_key, places.resume):
         path.unlink(missing_ok=True)
     return left
 

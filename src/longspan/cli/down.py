@@ -40,7 +40,10 @@ def _end_by_force(places: Places, name: str, as_json: bool) -> int:
     """Ends what a controller that died, or that does not answer, has started here and on the other hosts."""
     record = places.record()
     assert record is not None
-    alive = {record["pid"]} if places.running() else set()
+    both = (record, record.get("controller") or record)  # who supervises, and who is supervised
+    alive = {
+        one["pid"] for one in both if processes.alive(processes.Identity(one["pid"], one["start_ticks"]))
+    }
     left = processes.end(alive, grace_seconds=1)
     elsewhere = control.sweep_elsewhere(places, record)
     left |= control.end_by_mark(places, record)

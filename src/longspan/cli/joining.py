@@ -1,13 +1,17 @@
-"""Reading a cluster file, and asking a Ray that already runs who is in it."""
+"""Reading a cluster file, and asking a Ray that already runs who is in it and what was reserved there."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from longspan.cluster.hosts import HostsFile, parse_hosts
+from longspan.daemon.places import Places
 from longspan.errors import InputError, RayError
+from longspan.preflight.scene import Reservation
 
 
 def read_cluster(path: Path) -> HostsFile:
@@ -33,8 +37,31 @@ def probe_ray(address: str) -> list[dict[str, Any]]:
     return sorted(nodes, key=lambda node: (not node["head"], node["address"]))
 
 
+def reservations_in(address: str) -> tuple[Reservation, ...] | None:
+    """What Longspan's deployments hold in a running Ray; None where it does not say."""
+    try:
+        found = ask_ray("groups", address)["groups"]
+    except RayError:
+        return None  # who is in it was asked first, and that said why
+    return tuple(_reservation(group, address) for group in found)
+
+
+def _reservation(group: dict[str, Any], address: str) -> Reservation:
+    named = re.fullmatch(r"longspan-(.+)-r\d+(?:-\d+)?", group["name"])
+    deployment = named[1] if named else group["name"]
+    try:
+        controlled = Places.of(deployment).running() is not None
+    except InputError:  # no name that `up` takes
+        controlled = False
+    argv = [sys.executable, "-m", "longspan.launch.ray_join", "release", address, group["name"]]
+    return Reservation(
+        group["name"], deployment, group["gpus"], tuple(group["nodes"]), group["driver"], group["driver_lives"],
+        controlled, shlex.join(argv),
+    )  # fmt: skip
+
+
 def ask_ray(verb: str, address: str, wanted: str = "") -> dict[str, Any]:
-    """What `launch.ray_join` answers to `probe` or `ask`, in a process of its own; `wanted` is its standard input.
+    """What `launch.ray_join` answers to `probe`, `groups` or `ask`, in a process of its own; `wanted` is its standard input.
 
     Raises:
         RayError: the cluster cannot be joined, with Ray's own reason (another version, wrong token, nobody there).

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longspan.cli.check_hosts import host_of
+from longspan.cli.joining import reservations_in
 from longspan.cluster.hosts import HostsFile, NetworkWish
 from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
 from longspan.errors import CheckError
@@ -65,6 +66,8 @@ def run(
         )  # fmt: skip
     begun = time.monotonic()
     scene = preflight(targets, wanted, options, progress)
+    if ray_address:
+        scene = replace(scene, reservations=reservations_in(ray_address))
     return Checked(scene, judge(scene), time.monotonic() - begun)
 
 

@@ -6,14 +6,13 @@ port for agents and the command line, both with their keys, and ends when the de
 
 import asyncio
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -28,13 +27,14 @@ from longspan.daemon import asking, gateway_config, starting, status, watching
 from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
-from longspan.daemon.protocol import LONG_POLL_SECONDS, command_to_json, events_from_json
+from longspan.daemon.protocol import LONG_POLL_SECONDS, events_from_json
+from longspan.daemon.resume import AgentLink, StartIdentity, forget, records, replay, set_gateway
 from longspan.daemon.telemetry import Telemetry, authorise
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
 from longspan.doctor.kept import keep
 from longspan.errors import InputError
-from longspan.launch import drill, prover
+from longspan.launch import drill, journal, prover
 from longspan.launch.actions import (
     Action,
     Ask,
@@ -53,7 +53,6 @@ from longspan.launch.events import (
     DownAsked,
     Drained,
     Event,
-    Lines,
     Scaled,
     StartFailed,
     Struck,
@@ -69,17 +68,6 @@ from longspan.launch.traffic import WISHES
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
-
-
-@dataclasses.dataclass(slots=True)
-class AgentLink:
-    """What the controller knows of one agent."""
-
-    instance: str = ""
-    taken: int = 0  # how many of its events; a batch that was sent twice is known by that
-    last_beat: float = 0.0
-    commands: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    wake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
 def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: float) -> list[AgentSilent]:
@@ -102,40 +90,40 @@ def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: flo
 class Controller:
     """One deployment's loop. All decisions are the state machine's."""
 
-    def __init__(self, places: Places, spec: DeploymentSpec, listen_host: str) -> None:
+    def __init__(
+        self, places: Places, spec: DeploymentSpec, listen_host: str, start: StartIdentity | None = None
+    ) -> None:
+        """`start`: one to go on with, whose controller has ended."""
         self.places = places
         self.spec = spec
         self.listen_host = listen_host
-        start = secrets.token_hex(6)
-        self.mark = f"{spec.name}-{start}"
-        self.agent_key = secrets.token_urlsafe(32)
-        self.operator_key = secrets.token_urlsafe(32)
-        self.engine_key = secrets.token_urlsafe(32)
+        self.resumes = start is not None
+        self.start = start or StartIdentity.new(spec)
+        self.mark = self.start.mark
+        self.agent_key, self.operator_key = self.start.agent_key, self.start.operator_key
+        self.engine_key = self.start.engine_key
         self.api_key = places.api_key.read_text().strip()
-        run_dir = f"/tmp/longspan-{start}"  # short, as `Paths.ray_dir` says
-        paths = Paths(run_dir, str(places.gateway_config))
+        paths = Paths(self.start.run_dir, str(places.gateway_config))
         self.paths = paths
         self.machine = Steps(
             spec=spec,
             paths=paths,
             mark=self.mark,
-            secrets={
-                paths.ray_token: "" if spec.ray_address else secrets.token_hex(32),
-                paths.engine_key: self.engine_key,
-            },
+            secrets={paths.ray_token: self.start.ray_token, paths.engine_key: self.engine_key},
             python=sys.executable,
-            nonce=secrets.token_hex(16),
+            nonce=self.start.nonce,
         )
         self.links = {name: AgentLink() for name in self.machine.agents}
         self.changed = asyncio.Condition()
         self.version = 0
         self.url = ""
+        self.supervisor = 0  # its process id, while there is one
         self.tasks: set[asyncio.Task[None]] = set()
         # Of the engines that serve, by replica and the number of its start.
         self.watchers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.gateway_states: dict[str, SetGateway] = {}
         self.gone = asyncio.Event()
-        self.history = places.history.open("w")
+        self.history = places.history.open("a" if self.resumes else "w")
         self.launch_log = LaunchLog(LaunchStore(places.launches))
         self.checked = places.checked()
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="launch-log")
@@ -154,23 +142,20 @@ class Controller:
         return (f"http://{admin}/metrics", self.operator_key) if admin else None
 
     # ---- the loop
-    async def feed(self, event: Event) -> None:
-        """One event through the state machine, its actions carried out."""
+    async def feed(self, event: Event, sender: dict[str, Any] | None = None) -> None:
+        """One event through the state machine, recorded, its actions carried out.
+
+        Args:
+            sender: of an agent's event: its name, its instance, and how many events of it were taken with this one.
+        """
         before, was_served = self.machine.phase, self.machine.served
-        try:
-            actions = self.machine.handle(event, time.monotonic())
-        except Exception as error:  # noqa: BLE001 - ours to mend, but nothing may be left running over it
-            traceback.print_exc()
-            actions = self.machine.fail(
-                "launch", f"Longspan failed over {type(event).__name__}: {type(error).__name__}: {error}",
-                "This is an error in Longspan; the traceback stands in controller.log.",
-            )  # fmt: skip
-        self.perform(actions)  # before anything that a full disk can keep us from
-        logs = (
-            isinstance(event, Lines) and before == "serving"
-        )  # they stay on their nodes: this file would never end
-        if self.machine.history and self.machine.history[-1][1] is event and not logs:
-            self._record(event, flush=self.machine.phase != before)
+        now = time.monotonic()
+        actions, kept, error = journal.step(self.machine, event, now)
+        if error is not None:
+            traceback.print_exception(error)
+        if kept is not None:
+            self._record(kept, now, sender)  # first: who goes on from the record must know what was done
+        self.perform(actions)
         # The record is of the launch; restarts stand in the status.
         if self.machine.phase != before and (not was_served or self.machine.stopping):
             self._note()
@@ -181,13 +166,17 @@ class Controller:
             self.version += 1
             self.changed.notify_all()
 
-    def _record(self, event: Event, *, flush: bool) -> None:
-        """One line of the history; a full disk must not end what serves."""
-        document = {"at": time.time(), "event": type(event).__name__, **dataclasses.asdict(event)}
-        with contextlib.suppress(OSError):
-            self.history.write(json.dumps(document, default=str) + "\n")
-            if flush:
-                self.history.flush()
+    def _record(self, event: Event, now: float, sender: dict[str, Any] | None) -> None:
+        """One line of the history; a full disk must not end what serves, only the way back to it."""
+        document = {"at": time.time(), **journal.to_json(event, now)}
+        if sender:
+            document["agent"] = sender
+        try:
+            self.history.write(json.dumps(document) + "\n")
+            self.history.flush()
+        except (OSError, TypeError, ValueError) as error:
+            forget(self.places.resume)
+            print(f"the events cannot be recorded: {error}", flush=True)
 
     def _note(self) -> None:
         """Keeps what this launch is made of, how far it came and how long its phases took, for the doctor."""
@@ -211,9 +200,7 @@ class Controller:
                     self.links[node] = AgentLink()
                     self._spawn(self._start_agent(node))
                 case Start(node, _) | Call(_, node, _, _) | StopAll(node):
-                    link = self.links[node]
-                    link.commands.append({"seq": len(link.commands) + 1, **command_to_json(action)})
-                    link.wake.set()
+                    self.links[node].tell(action)
                 case Ask():
                     work = asking.ask(action, self.machine, self.api_key, self.engine_key)
                     self._spawn(self._answer(action.call, work))
@@ -222,15 +209,16 @@ class Controller:
                     files = self.paths.run_dir if self.machine.stopping else self.paths.ray_dir(node)
                     work = starting.sweep(self._node(node), node, self.mark, files, self.spec)
                     self._spawn(self._answer(call, work))
-                case SetGateway(state, _, replica):
-                    self.gateway_states[replica] = action
-                    if state == "gone":
-                        del self.gateway_states[replica]
-                    # A state directory that somebody removed must not keep us from stopping what runs.
-                    try:
-                        write_private(self.places.gateway_config, self._gateway_toml())
-                    except OSError as error:
-                        print(f"the gateway's configuration cannot be written: {error}", flush=True)
+                case SetGateway():
+                    set_gateway(self.gateway_states, action)
+                    self._write_gateway_config()
+
+    def _write_gateway_config(self) -> None:
+        # A state directory that somebody removed must not keep us from stopping what runs.
+        try:
+            write_private(self.places.gateway_config, self._gateway_toml())
+        except OSError as error:
+            print(f"the gateway's configuration cannot be written: {error}", flush=True)
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -302,6 +290,8 @@ class Controller:
             await self._suspect({event.node: event.seconds for event in silent})
             await self._look_for_drained()
             last = now
+            if self.supervisor and os.getppid() != self.supervisor:
+                self._write_record()  # it was ended, and we go on by ourselves
             await self.feed(Tick())
 
     async def _suspect(self, silent: Mapping[str, float]) -> None:
@@ -360,13 +350,14 @@ class Controller:
         first = not link.instance
         link.instance = instance
         link.last_beat = time.monotonic()
+        sender = {"name": name, "instance": instance}
         if first:
-            await self.feed(AgentJoined(name))
-        new = events[max(0, link.taken - number) :]
+            await self.feed(AgentJoined(name), {**sender, "taken": 0})
+        begin = max(number, link.taken)
         link.taken = max(link.taken, number + len(events))
-        for event in new:
+        for place, event in enumerate(events[begin - number :], begin + 1):
             self.telemetry.note(event)
-            await self.feed(self._kept(name, event))
+            await self.feed(self._kept(name, event), {**sender, "taken": place})
         return web.json_response({})
 
     def _kept(self, node: str, event: Event) -> Event:
@@ -467,8 +458,39 @@ class Controller:
         return {**document, "alarms": self.telemetry.alarms(), "version": self.version}
 
     # ---- life
-    async def run(self) -> None:
-        """From start to gone."""
+    def _write_record(self) -> None:
+        """Who controls: whoever supervises us where somebody does, since that stays when we are replaced."""
+        me = identity(os.getpid())
+        assert me is not None
+        if os.getppid() != self.supervisor:
+            self.supervisor = 0
+        who = (identity(self.supervisor) if self.supervisor else None) or me
+        record = {
+            "pid": who.pid, "start_ticks": who.start_ticks, "url": self.url, "key": self.operator_key,
+            "identity": self.spec.identity, "mark": self.mark, "run_dir": self.paths.run_dir,
+            "controller": {"pid": me.pid, "start_ticks": me.start_ticks},
+        }  # fmt: skip
+        write_private(self.places.controller, json.dumps(record))
+
+    async def _go_on(self) -> None:
+        """Where the last controller ended: the machine out of the record, then what that one had begun and not finished."""
+        found = replay(self.machine, self.start.begun, records(self.places.history))
+        self.links, self.gateway_states = found.links, found.gateway
+        if found.gateway:
+            self._write_gateway_config()
+        self.perform([*found.asked.values()])
+        for node in sorted(found.starting):
+            await self.feed(StartFailed(node, "the controller that was starting it has ended"))
+        for name, replica in list(self.machine.replicas.items()):
+            if replica.traffic.against_engine:
+                await self.feed(Suspected(name, ""))  # who watches it now has seen nothing yet
+        print(f"goes on in phase {self.machine.phase}", flush=True)
+        self._watch_engines()
+        if self.machine.phase == "gone":
+            self.gone.set()
+
+    async def run(self, listener: socket.socket | None = None) -> None:
+        """From start to gone. `listener`: a socket that is known to others already."""
         app = web.Application(client_max_size=16 << 20)
         app.router.add_post("/v1/agents/{name}/events", self.post_events)
         app.router.add_get("/v1/agents/{name}/commands", self.get_commands)
@@ -481,25 +503,25 @@ class Controller:
         app.router.add_routes(self.telemetry.routes())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
-        site = web.TCPSite(runner, self.listen_host, 0)
+        site = web.SockSite(runner, listener) if listener else web.TCPSite(runner, self.listen_host, 0)
         await site.start()
         port = runner.addresses[0][1]
         host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
         self.url = f"http://{host}:{port}"
-        me = identity(os.getpid())
-        assert me is not None
-        record = {
-            "pid": me.pid, "start_ticks": me.start_ticks, "url": self.url, "key": self.operator_key,
-            "identity": self.spec.identity, "mark": self.mark, "run_dir": self.paths.run_dir,
-        }  # fmt: skip
-        write_private(self.places.controller, json.dumps(record))
+        self.supervisor = os.getppid() if listener else 0
+        self._write_record()
         write_private(self.places.engine_key, self.engine_key)
-        # Until here a signal simply ends us: nothing has been started yet.
+        # Until here a signal waits, or where nobody supervises us simply ends us: nothing has been started yet.
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
-        self.perform(self.machine.begin(time.monotonic()))
-        self._note()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+        if self.resumes:
+            await self._go_on()
+        else:
+            self.start.save(self.places.resume)
+            self.perform(self.machine.begin(self.start.begun))
+            self._note()
         clock = asyncio.create_task(self._clock())
         self._spawn(self.telemetry.run(self.url))
         await self.gone.wait()
@@ -513,6 +535,7 @@ class Controller:
             task.cancel()
         self.places.gateway_config.unlink(missing_ok=True)
         self.places.engine_key.unlink(missing_ok=True)
+        forget(self.places.resume)
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         await runner.cleanup()
         self.telemetry.close()
@@ -530,19 +553,23 @@ def _number(request: web.Request, default: str) -> int:
 
 
 def main() -> None:
-    """See the module's text."""
+    """See the module's text. A supervisor hands over the file descriptors of its listening socket and of the lock that it holds."""
     places = Places(Path(sys.argv[1]))
-    with places.lock.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit(f"another controller holds {places.lock}")
-        document = json.loads(places.spec.read_text())
-        spec = DeploymentSpec.from_json(document["spec"])
+    document = json.loads(places.spec.read_text())
+    spec = DeploymentSpec.from_json(document["spec"])
+    listener = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
 
-        async def life() -> None:
-            await Controller(places, spec, document["controller_host"]).run()
+    async def life() -> None:
+        start = StartIdentity.load(places.resume)
+        await Controller(places, spec, document["controller_host"], start).run(listener)
 
+    with contextlib.ExitStack() as stack:
+        if listener is None:
+            lock = stack.enter_context(places.lock.open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                sys.exit(f"another controller holds {places.lock}")
         asyncio.run(life())
 
 

@@ -109,6 +109,11 @@ class Places:
         return self.root / "events.jsonl"
 
     @property
+    def resume(self) -> Path:
+        """Who the start is, with its keys, mode 0600: a controller that follows one that died reads it with `history`."""
+        return self.root / "resume.json"
+
+    @property
     def logs(self) -> Path:
         """One directory per node."""
         return self.root / "logs"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
-from longspan.launch.words import KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
+from longspan.launch.words import GROUP_PREFIX, KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
 
 # Where a value given on one node is wrong on another. vLLM's Ray executor hands the driver's environment to every
 # rank with setdefault; these stay out of it (vLLM reads the list from ray_non_carry_over_env_vars.json).
@@ -122,6 +122,7 @@ def ray_start(
             dashboard agent) and collide on with another Ray of this machine.
         temp_dir: this node's own: nodes that share one read each other's logs and name the wrong node.
         fixed: the block that all ports are taken from; None where several nodes share a machine.
+        epoch: from 2 on of a host that was lost and joins again.
     """
     client, agent = (fixed.client_server, 0) if fixed else (own_ports[0], own_ports[1])
     # Without the autoscaler's monitor, which tells its metrics to anybody on every address (Ray 2.60, port 44217): these
@@ -137,7 +138,7 @@ def ray_start(
         f"--node-ip-address={node.address}",
         f"--num-gpus={node.gpus}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        *(fixed.flags() if fixed else [f"--dashboard-agent-listen-port={agent}"]),
+        *(fixed.flags(epoch) if fixed else [f"--dashboard-agent-listen-port={agent}"]),
         f"--temp-dir={temp_dir}",
         "--disable-usage-stats",
         "--block",
@@ -222,7 +223,7 @@ def launcher(
     ranks = spec.rank_nodes()
     first = ranks[0]
     wanted = {
-        "name": f"longspan-{spec.name}-{replica}" + (f"-{epoch}" if epoch > 1 else ""),
+        "name": f"{GROUP_PREFIX}{spec.name}-{replica}" + (f"-{epoch}" if epoch > 1 else ""),
         "ray_address": ray_address,
         "node_ip_address": first.address,
         "ray_timeout_seconds": 120,

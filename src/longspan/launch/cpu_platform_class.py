@@ -8,3 +8,8 @@ class CpuRayPlatform(CpuPlatform):  # type: ignore[misc]
 
     ray_device_key = "GPU"
     ray_noset_device_env_vars = ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",)
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """Ours, which knows that ranks can be on several hosts."""
+        return "longspan.launch.cpu_communicator.HostAwareCommunicator"

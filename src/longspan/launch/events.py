@@ -38,11 +38,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process of an agent's ended."""
+    """A process of an agent's ended. `said`: the last lines of its log, which the machine adds, for the words of the failure."""
 
     node: str
     process: str
     code: int
+    said: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

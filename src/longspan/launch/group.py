@@ -180,7 +180,7 @@ class Group:
         return self._fail(
             "capacity",
             f"{event['want']} GPUs could not be reserved: {event['available']:.0f} are free in the Ray cluster.",
-            f"Something else holds them. {self._where_to_look('what')}",
+            f"{_holders(event.get('groups') or [])} {self._where_to_look('what')}",
         )
 
     def _where_to_look(self, what: str) -> str:
@@ -371,3 +371,10 @@ class Group:
             return self._fail("proof", " ".join(texts), remedy)
         self._enter("serving")
         return [SetGateway("ready", replica=self.replica)] if self.epoch > 1 else []
+
+
+def _holders(groups: Sequence[str]) -> str:
+    """Who holds what could not be reserved, as far as placement groups tell; others are actors and tasks without one."""
+    if not groups:
+        return "Something else holds them, outside of any placement group."
+    return f"These placement groups stand in that Ray: {', '.join(map(str, groups))}."

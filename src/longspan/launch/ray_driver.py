@@ -79,7 +79,12 @@ def reserve(wanted: dict[str, Any], node_ids: dict[str, str]) -> PlacementGroup:
     if not ready:
         free = {n["NodeManagerAddress"]: n["Resources"].get("GPU", 0) for n in ray.nodes() if n["Alive"]}
         available = ray.available_resources().get("GPU", 0)
-        report("error", kind="reserve", want=len(bundles), available=available, nodes=free)
+        holders = sorted(
+            other["name"] or "one without a name"
+            for other in ray.util.placement_group_table().values()
+            if other["state"] != "REMOVED" and other["placement_group_id"] != group.id.hex()
+        )
+        report("error", kind="reserve", want=len(bundles), available=available, nodes=free, groups=holders)
         sys.exit(4)
     table = ray.util.placement_group_table(group)
     address_of = {node_id: address for address, node_id in node_ids.items()}

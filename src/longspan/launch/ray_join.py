@@ -3,7 +3,8 @@
 A program of its own, because it imports Ray: `ray_join probe ADDRESS` prints the nodes as JSON; `ray_join ask ADDRESS`
 reads {"commands": [argv, ...]} and adds what they print on each node; `ray_join run ADDRESS` reads {"address", "argv",
 "env", "stdin"} and runs that on that node, such as our agent's program; `ray_join talk ADDRESS NODE ARGV…` runs a program
-on that node and carries lines to and fro. All must run on a machine of the cluster, as every Ray driver must.
+on that node and carries lines to and fro. `ray_join groups ADDRESS` prints the placement groups that Longspan made there, and
+`ray_join release ADDRESS NAME` gives one of them back. All must run on a machine of the cluster, as every Ray driver must.
 """
 
 import json
@@ -12,15 +13,19 @@ import sys
 from typing import Any
 
 import ray
+from ray._private.state import jobs  # the only way to a job's driver without the dashboard
+from ray.util import get_placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from longspan.launch.words import GROUP_PREFIX
 
 # How the answers of a pre-flight's program begin (`preflight.remote`).
 TALK_MARKS = ("longspan-reply ", "longspan-old ")
 
 
-def connect(address: str) -> None:
+def connect(address: str, namespace: str = "longspan") -> None:
     """Joins; Ray's own message names a version mismatch or a wrong token."""
-    ray.init(address=address, namespace="longspan", log_to_driver=False, logging_level="error")
+    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="error")
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -41,6 +46,39 @@ def nodes() -> list[dict[str, Any]]:
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def groups() -> list[dict[str, Any]]:
+    """The placement groups whose names are ours and that still hold something, with the driver that made each."""
+    address_of = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    drivers = {job["JobID"]: job for job in jobs()}
+    found = []
+    for group in placement_group_table().values():
+        if not group["name"].startswith(GROUP_PREFIX) or group["state"] == "REMOVED":
+            continue
+        # A group's id ends with that of its job, 4 bytes.
+        driver = drivers.get(group["placement_group_id"][-8:], {})
+        found.append(
+            {
+                "name": group["name"],
+                "gpus": int(sum(bundle.get("GPU", 0) for bundle in group["bundles"].values())),
+                "nodes": sorted({address_of.get(n, n) for n in group["bundles_to_node_id"].values() if n}),
+                "driver": str(driver.get("DriverIPAddress", "")),
+                "driver_lives": bool(driver) and not driver["IsDead"],
+            }
+        )
+    return found
+
+
+def release(name: str) -> None:
+    """Removes one group of ours, which is in the namespace of its own name; what runs in it ends.
+
+    Raises:
+        ValueError: there is none of that name, or it is not ours.
+    """
+    if not name.startswith(GROUP_PREFIX):
+        raise ValueError(f"{name} is no placement group of Longspan's")
+    remove_placement_group(get_placement_group(name))
 
 
 def run(argv: list[str], more_env: dict[str, str], stdin: str) -> str:
@@ -155,7 +193,14 @@ def main(arguments: list[str]) -> None:
     """See the module's text."""
     verb, address, *rest = arguments
     wanted = json.load(sys.stdin) if verb in ("run", "ask") else {}
+    if verb == "release":
+        connect(address, rest[0])
+        release(rest[0])
+        return
     connect(address)
+    if verb == "groups":
+        print(json.dumps({"groups": groups()}))
+        return
     found = nodes()
     if verb == "ask":
         ask(found, wanted["commands"])

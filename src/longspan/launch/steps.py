@@ -39,7 +39,7 @@ from longspan.launch.events import (
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.group import ENGINE_PROCESSES, GroupPhase
 from longspan.launch.lost_node import LostNode
-from longspan.launch.phases import said, strip_colour
+from longspan.launch.phases import phase_seen, rank_seen, said, strip_colour
 from longspan.launch.replica import Ground, Replica, collect_arguments
 from longspan.launch.requirements import unfit
 from longspan.launch.run_dir import Paths, Ports
@@ -71,7 +71,7 @@ MAX_TOLD = 10_000
 MAX_HISTORY = 20_000
 # A log that goes on while it serves never ends: each node keeps its own, and here only the last of it stays.
 SERVING_HISTORY = 2_000
-SERVING_LINES = 20
+TAIL_LINES = 400
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -144,17 +144,41 @@ class Steps:
         return [StartAgents()]
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event, returns what to do about it. What changed nothing but the clock is not kept in `history`."""
+        """Takes one event, returns what to do about it. What changed nothing but the clock, or the ends of logs that only the
+        words of a failure come from, is not kept in `history`."""
         self.now = now
         before = self._standing()
-        if self.phase == "serving" and isinstance(event, Lines):
-            event = replace(event, lines=event.lines[-SERVING_LINES:])
+        if isinstance(event, Lines):
+            self._keep_tail(event)
+            if self._goes_on(event.process):
+                event = replace(event, lines=tuple(line for line in event.lines if _tells(line)))
+                if not event.lines:
+                    return []
+        elif isinstance(event, Exited) and not event.said:
+            event = replace(event, said=tuple(self.tails.get(f"{event.node}/{event.process}", ())))
         actions = self._handle(event)
         clock = isinstance(event, Tick | AgentSilent)
         if not clock or actions or before != self._standing():
             self.history.append((now, event))
             del self.history[: -MAX_HISTORY if self.phase != "serving" else -SERVING_HISTORY]
         return actions
+
+    def _keep_tail(self, event: Lines) -> None:
+        if not self._is_past(*named(event.process)):
+            tail = self.tails.setdefault(f"{event.node}/{event.process}", [])
+            tail += event.lines
+            del tail[:-TAIL_LINES]
+
+    def _goes_on(self, process: str) -> bool:
+        """Whether a log is of what serves. It never ends, so it is recorded nowhere but on its node; what is not recorded decides
+        nothing, else who reads the record would come to another state. Of such a log only the lines are taken that tell."""
+        what, epoch = named(process)
+        if self.phase != "serving":
+            return False
+        if what in ENGINE_PROCESSES:
+            replica = self.replica_of(epoch)
+            return replica is None or replica.phase == "serving"
+        return all(one.phase == "serving" or one.is_at_rest for one in self.replicas.values())
 
     def _standing(self) -> tuple[Any, ...]:
         """What time alone may change."""
@@ -618,7 +642,7 @@ class Steps:
             text = f"A rank's process on {event.node} ended while serving."
             serves = replica is not None and replica.phase == "serving"
             return self._replica_failed(replica, "launch", text) if replica and serves else []
-        tail = self.tails.get(f"{event.node}/{event.process}", [])
+        tail = event.said
         last = next((line for line in reversed(tail) if line.strip()), "")
         phase = replica.phase if replica else self.phase
         if phase == "serving":
@@ -667,9 +691,6 @@ class Steps:
     def _lines(self, event: Lines) -> list[Action]:
         if self._is_past(*named(event.process)):
             return []
-        tail = self.tails.setdefault(f"{event.node}/{event.process}", [])
-        tail += event.lines
-        del tail[:-400]
         actions: list[Action] = []
         for raw in event.lines:
             actions += self._line(event.node, event.process, strip_colour(raw))
@@ -791,3 +812,13 @@ class Steps:
         if self.phase == "agents":
             return f" No word from the agent on {', '.join(n for n in self.agents if n not in self.ground.joined)}."
         return f" Not answered: {', '.join(sorted(self.waiting))}." if self.waiting else ""
+
+
+def _tells(line: str) -> bool:
+    """Whether a line of a log can change anything while what wrote it serves."""
+    plain = strip_colour(line)
+    return (
+        plain.startswith((EVENT_MARK, '{"event"'))
+        or rank_seen(plain) is not None
+        or phase_seen(plain) is not None
+    )

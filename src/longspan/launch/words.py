@@ -12,3 +12,5 @@ MARK_VARIABLE = "LONGSPAN_MARK"
 GROUP_VARIABLE = "LONGSPAN_GROUP"
 # The same for the start's agents, which are not among the processes that they end.
 AGENT_VARIABLE = "LONGSPAN_AGENT_OF"
+# How the names of our placement groups begin; the deployment's name, the replica's and the number of its start follow.
+GROUP_PREFIX = "longspan-"

@@ -92,6 +92,28 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """A placement group that Longspan made in a Ray that is joined.
+
+    Attributes:
+        deployment: whose it is, by its name.
+        nodes: addresses of those where it holds GPUs.
+        driver: address of the host whose launcher made it, "" where Ray does not say; driver_lives: whether that still runs.
+        controlled: whether its deployment has a controller on this machine.
+        release: the command that gives it back.
+    """
+
+    name: str
+    deployment: str
+    gpus: int
+    nodes: tuple[str, ...]
+    driver: str
+    driver_lives: bool
+    controlled: bool
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """Everything that a check may look at.
 
@@ -101,6 +123,7 @@ class Scene:
         model: directory or id, None where none was named; `weights_bytes` 0 where not known.
         tp: 0 where no layout is known. device: what the engine will run on; empty where that is not planned yet.
         digests_follow: whether copies of the model are compared by digests next.
+        reservations: of Longspan's deployments in a Ray that is joined; None where it is not, or was not asked.
         no_pairs, no_collective: why these were not tried; empty where they were.
     """
 
@@ -118,6 +141,7 @@ class Scene:
     vllm_arguments: tuple[str, ...] = ()
     device: str = ""
     digests_follow: bool = False
+    reservations: tuple[Reservation, ...] | None = None
     no_pairs: str = ""
     no_collective: str = ""
 
