@@ -51,6 +51,17 @@ def test_a_launch_that_never_served(store: LaunchStore, failure: str, outcome: s
     assert store.last_good() == MADE
 
 
+@pytest.mark.parametrize("phase", ["engine", "serving"])
+def test_a_controller_that_is_replaced(store: LaunchStore, phase: str) -> None:
+    """The next one goes on with the same launch, which is as good as it was."""
+    LaunchLog(store).note(phase, MADE, "", {})
+    next_one = LaunchLog(store)
+    next_one.go_on()
+    next_one.note("gone", MADE, "", {})
+    (launch,) = store.all()
+    assert launch.outcome == ("good" if phase == "serving" else "stopped")
+
+
 def test_a_controller_that_died(store: LaunchStore) -> None:
     """The next launch finds the one that was still starting, and calls it lost."""
     LaunchLog(store).note("engine", MADE, "", {})

@@ -36,7 +36,7 @@ def test_agents_go_on_with_the_next_one(tmp_path: Path) -> None:
             start = StartIdentity.load(first.places.resume)
             assert start is not None
         second = Controller(first.places, SPEC, "127.0.0.1", start)
-        await second._go_on()
+        await second._go_on(second._recover())
         assert (second.agent_key, second.mark) == (first.agent_key, first.mark)
         assert second.machine.phase == first.machine.phase == "checkpoint"
         assert second.links["n1"].commands == told

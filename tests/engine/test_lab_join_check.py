@@ -89,7 +89,8 @@ def test_check_in_a_joined_ray(make_lab: Callable[..., AbstractContextManager[La
             )
             rays.append(old)
             assert old.stdout is not None
-            assert "held" in old.stdout.readline()
+            with old.stdout as said_by_it:
+                assert "held" in said_by_it.readline()
             done = first.run(
                 [*RUN, "check", "--cluster", str(cluster), "--no-collective", "--json"],
                 timeout_seconds=300,

@@ -28,7 +28,7 @@ from longspan.daemon.launch_store import LaunchLog, LaunchStore
 from longspan.daemon.places import Places, logs_elsewhere, write_private
 from longspan.daemon.processes import identity
 from longspan.daemon.protocol import LONG_POLL_SECONDS, events_from_json
-from longspan.daemon.resume import AgentLink, StartIdentity, forget, records, replay, set_gateway
+from longspan.daemon.resume import AgentLink, Resumed, StartIdentity, forget, records, replay, set_gateway
 from longspan.daemon.telemetry import Telemetry, authorise
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.doctor import history, launches
@@ -472,10 +472,15 @@ class Controller:
         }  # fmt: skip
         write_private(self.places.controller, json.dumps(record))
 
-    async def _go_on(self) -> None:
-        """Where the last controller ended: the machine out of the record, then what that one had begun and not finished."""
+    def _recover(self) -> Resumed:
+        """Brings machine, links and gateway states to where the last controller ended; before anybody can ask."""
         found = replay(self.machine, self.start.begun, records(self.places.history))
         self.links, self.gateway_states = found.links, found.gateway
+        self.writer.submit(self.launch_log.go_on)
+        return found
+
+    async def _go_on(self, found: Resumed) -> None:
+        """Sees to what the last controller had begun and not finished."""
         if found.gateway:
             self._write_gateway_config()
         self.perform([*found.asked.values()])
@@ -501,6 +506,7 @@ class Controller:
         for wish in WISHES:
             app.router.add_post(f"/v1/{wish}", self.post_wish)
         app.router.add_routes(self.telemetry.routes())
+        found = self._recover() if self.resumes else None
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         site = web.SockSite(runner, listener) if listener else web.TCPSite(runner, self.listen_host, 0)
@@ -516,8 +522,8 @@ class Controller:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: self._spawn(self.feed(DownAsked())))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-        if self.resumes:
-            await self._go_on()
+        if found is not None:
+            await self._go_on(found)
         else:
             self.start.save(self.places.resume)
             self.perform(self.machine.begin(self.start.begun))

@@ -156,6 +156,14 @@ class LaunchLog:
     id: int = 0
     served: bool = False
 
+    def go_on(self) -> None:
+        """The launch that was recorded last is this one: another controller has noted it so far."""
+        try:
+            for last in self.store.all(1):
+                self.id, self.served = last.id, last.outcome == "good"
+        except (OSError, sqlite3.Error) as error:
+            print(f"the launch record cannot be read: {error}", flush=True)
+
     def note(
         self, phase: str, made_of: Mapping[str, str], failure: str, seconds: Mapping[str, float]
     ) -> None:

@@ -1,0 +1,130 @@
+"""Two replicas of the demo model behind one gateway, under the load of the real OpenAI client: one breaks, one leaves, nobody is lost."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import openai
+import pytest
+
+from engine.running import Longspan
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+PORT = 18437
+
+
+@pytest.fixture(scope="module")
+def served(fresh: Longspan) -> Longspan:
+    """Two replicas of one rank each, on a node of its own each."""
+    done = fresh.up("--replicas", "2", "--pp", "1", "--listen", f"127.0.0.1:{PORT}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    return fresh
+
+
+@dataclass
+class Load:
+    """A stream twice a second; what became of each."""
+
+    client: openai.OpenAI
+    model: str
+    answered: int = 0
+    wrong: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def one(self, number: int) -> None:
+        """A stream of a few tokens to its end."""
+        tokens, reason = 0, None
+        try:
+            for chunk in self.client.completions.create(
+                model=self.model, prompt=f"{number} Once upon a time", max_tokens=8, stream=True
+            ):
+                tokens += bool(chunk.choices)
+                reason = next((choice.finish_reason for choice in chunk.choices), None) or reason
+        except openai.OpenAIError as error:
+            self.wrong.append(f"{number}: {type(error).__name__} after {tokens} tokens: {error}")
+            return
+        if reason:
+            self.answered += 1
+        else:
+            self.wrong.append(f"{number}: ended without a reason after {tokens} tokens")
+
+    def run(self) -> None:
+        """Until it is told to stop."""
+        number = 0
+        while not self.stop.wait(0.5):
+            thread = threading.Thread(target=self.one, args=(number,))
+            thread.start()
+            self.threads.append(thread)
+            number += 1
+
+
+@pytest.fixture
+def load(served: Longspan) -> Iterator[Load]:
+    """Runs beside the test."""
+    status = served.status()
+    key = Path(status["api_key_file"]).read_text().strip()
+    client = openai.OpenAI(base_url=status["endpoint"], api_key=key, timeout=120, max_retries=0)
+    made = Load(client, status["served_name"])
+    runner = threading.Thread(target=made.run)
+    runner.start()
+    try:
+        yield made
+    finally:
+        made.stop.set()
+        runner.join()
+        for thread in made.threads:
+            thread.join()
+
+
+def test_both_are_proved_and_have_places_of_their_own(served: Longspan) -> None:
+    """Each on its node, each with its own proof; the reference was made once."""
+    replicas = served.status()["replicas"]
+    assert [(one["name"], one["phase"], one["nodes"]) for one in replicas] == [
+        ("r0", "serving", ["node-1"]), ("r1", "serving", ["node-2"]),
+    ]  # fmt: skip
+    assert all("4 of 4 layers passed" in one["proof"] for one in replicas)
+    pids = {row["pid"] for one in replicas for row in one["ranks"]}
+    assert len(pids) == 2
+
+
+def test_one_that_dies_costs_no_request_that_had_no_content(served: Longspan, load: Load) -> None:
+    """r1's rank is killed under load: r0 takes all, what r1 had not begun is tried again there, and r1 comes back with a proof."""
+    before = served.status()["replicas"]
+    time.sleep(3)
+    done = served.run("drill", "kill-rank", "--replica", "r1", "--yes", "--json", timeout_seconds=900)
+    assert done.returncode == 0, done.stderr
+    drilled = json.loads(done.stdout)
+    assert drilled["restarts"] == 1
+    assert drilled["requests"]["refused"] == drilled["requests"]["hung"] == 0
+    assert drilled["detect_seconds"] < 10
+    # A stream that had content ends with an error that says so; it is never begun again.
+    assert [text for text in load.wrong if "after 0 tokens" in text] == []
+    assert load.answered > 10
+    after = served.status()["replicas"]
+    assert [one["phase"] for one in after] == ["serving", "serving"]
+    assert after[0]["ranks"] == before[0]["ranks"]
+    assert after[1]["ranks"] != before[1]["ranks"]
+    assert "4 of 4 layers passed" in after[1]["proof"]
+
+
+def test_one_that_leaves_loses_nothing(served: Longspan, load: Load) -> None:
+    """`scale 1` under load: the last replica finishes what it has, ends, and its processes are gone."""
+    pid = served.status()["replicas"][1]["ranks"][0]["pid"]
+    time.sleep(3)
+    done = served.run("scale", "1", timeout_seconds=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1 replica: r0."
+    assert "r1: gone, its GPUs are free" in done.stderr
+    assert not Path(f"/proc/{pid}").exists()
+    time.sleep(3)
+    load.stop.set()
+    for thread in load.threads:
+        thread.join()
+    assert load.wrong == []
+    assert load.answered > 5
+    refused = served.run("scale", "3")
+    assert "nodes were taken and checked for 2" in refused.stderr
