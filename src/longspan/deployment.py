@@ -120,6 +120,8 @@ class DeploymentSpec:
         gateway_extra: tables that the user adds to the gateway's file, as TOML.
         ray_head: a node without ranks that runs Ray's head; None for the node of rank 0.
         replicas: how many are wanted at the start.
+        autoscale_least: of them, if the queue is to decide how many there are; 0: it is not.
+        autoscale_queue_seconds: how long a request may wait before another replica is started.
         placement: replica -> rank -> node's name, for as many as `scale` may start; empty for a single one.
     """
 
@@ -141,6 +143,8 @@ class DeploymentSpec:
     ray_head: NodeSpec | None = None
     gateway_extra: str = ""
     replicas: int = 1
+    autoscale_least: int = 0
+    autoscale_queue_seconds: float = 0.0
     placement: tuple[tuple[str, ...], ...] = ()
 
     @property

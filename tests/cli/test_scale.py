@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan import errors
-from longspan.cli import control, placing, prepare
+from longspan.cli import control, placing, prepare, up
 from longspan.cli.render import rank_table, replica_lines
 from longspan.daemon import status
 from longspan.deployment import NodeSpec
@@ -117,6 +117,19 @@ def test_status_shows_each_replica(world: World) -> None:
     assert next(column.header for column in rank_table(document(alone)).columns) == "rank"
 
 
+def test_status_tells_what_the_queue_decided(world: World) -> None:
+    """The bounds, and the last change with its reason."""
+    scaling = {
+        "least": 1,
+        "most": 3,
+        "queue_seconds": 5.0,
+        "last": {"replicas": 2, "reason": "9.0 s of queue"},
+    }
+    lines = [line.plain for line in replica_lines({**document(world), "autoscale": scaling})]
+    assert "1 to 3, as the queue wants (5 s are too many)" in lines[0]
+    assert "last changed to 2: 9.0 s of queue" in lines[1]
+
+
 def test_the_reason_of_each_state(world: World) -> None:
     """Suspected, isolated, draining, restarting: each with its why."""
     machine = world.machine
@@ -186,10 +199,20 @@ def test_too_many_are_refused_with_the_count() -> None:
     )
 
 
+def test_what_autoscale_says() -> None:
+    """Least, most, and seconds, which have a default."""
+    assert up.parse_autoscale("1:4", None, None) == (1, 4, 5.0)
+    assert up.parse_autoscale("2:8:2.5s", None, None) == (2, 8, 2.5)
+    assert up.parse_autoscale(None, 3, None) is None
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [(("--replicas", "0"), "--replicas 0 makes no sense"), (("--max-replicas", "-1"), "makes no sense"),
-     (("--replicas", "3", "--max-replicas", "2"), "--max-replicas 2 is less than --replicas 3")],
+     (("--replicas", "3", "--max-replicas", "2"), "--max-replicas 2 is less than --replicas 3"),
+     (("--autoscale", "4:1"), "is no range of replicas"), (("--autoscale", "0:4"), "is no range of replicas"),
+     (("--autoscale", "many"), "is no range of replicas"), (("--autoscale", "1:4:0"), "is no range of replicas"),
+     (("--autoscale", "1:4", "--replicas", "2"), "--autoscale says how many replicas there are")],
 )  # fmt: skip
 def test_impossible_numbers(longspan: Callable[..., Any], options: tuple[str, ...], words: str) -> None:
     """Before anything is looked at."""

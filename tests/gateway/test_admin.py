@@ -90,6 +90,7 @@ def test_usage_metrics_and_export(gateway: Make) -> None:
     status = json.loads(admin(running, "GET", "/admin/status")[1])
     assert (status["requests"], status["outside_share"]) == ({"local": 1, "outside": 0}, 0.0)
     assert set(status["money"]) == {"outside_usd", "avoided_usd", "local_usd", "saved_usd"}
+    assert set(status["queue_seconds"].values()) == {0.0}
     assert b"r-1" in admin(running, "GET", "/admin/export?format=csv")[1]
     assert json.loads(admin(running, "GET", "/admin/replay?threshold_seconds=3")[1])["outside_now"] == 0
 

@@ -109,6 +109,8 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         gateway_extra=_gateway_extra(request, served_name),
         replicas=request.replicas or len(choice.placement if choice else ()) or 1,
         placement=placed,
+        autoscale_least=request.autoscale[0] if request.autoscale else 0,
+        autoscale_queue_seconds=request.autoscale[2] if request.autoscale else 0.0,
     )
     check_layout(facts, spec, layout)
     # The wish is the revision as it was typed: `up` a second time is no other wish because the hub has moved on.

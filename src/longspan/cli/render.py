@@ -120,6 +120,12 @@ def replica_lines(status: dict[str, Any]) -> list[Text]:
     if status["max_replicas"] == 1:
         return []
     lines = [Text(f"  {status['wanted_replicas']} of at most {status['max_replicas']} replicas are wanted")]
+    if scaling := status.get("autoscale"):
+        lines[0].append(
+            f"; {scaling['least']} to {scaling['most']}, as the queue wants ({scaling['queue_seconds']:g} s are too many)"
+        )
+        if last := scaling["last"]:
+            lines.append(Text(f"  last changed to {last['replicas']}: {last['reason']}"))
     for one in status["replicas"]:
         style = "green" if one["phase"] == "serving" else "yellow"
         since = f" since {format_seconds(one['seconds'])}"

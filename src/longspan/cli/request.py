@@ -31,6 +31,7 @@ class Request:
     gateway: Path | None = None
     replicas: int | None = None
     max_replicas: int | None = None
+    autoscale: tuple[int, int, float] | None = None
 
     @property
     def slots(self) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import sqlite3
 import sys
@@ -27,6 +28,7 @@ from longspan.errors import (
     CheckError,
     DeploymentExistsError,
     HostError,
+    InputError,
     LaunchError,
     LongspanError,
     PortError,
@@ -34,6 +36,7 @@ from longspan.errors import (
     RayError,
 )
 from longspan.finding import Finding
+from longspan.launch.autoscale import DEFAULT_QUEUE_SECONDS
 
 FAILURES: dict[str, type[LongspanError]] = {
     "host": HostError,
@@ -80,6 +83,11 @@ class UpCommand(click.Command):
     "--max-replicas",
     type=int,
     help="For how many nodes are taken and checked, so that `longspan scale` can start them.  [default: --replicas]",
+)
+@click.option(
+    "--autoscale",
+    metavar="MIN:MAX[:SECONDS]",
+    help="Let the queue decide how many replicas serve; SECONDS of waiting are too many.  [SECONDS: 5]",
 )
 @click.option("--ray", metavar="HOST:PORT", help="Join the Ray cluster that runs there, with all its nodes.")
 @click.option(
@@ -137,6 +145,7 @@ def command(
     replica: str | None,
     replicas: int | None,
     max_replicas: int | None,
+    autoscale: str | None,
     ray: str | None,
     ray_wait: int,
     device: Any,
@@ -158,10 +167,13 @@ def command(
     With a plan, it stands after the plan's own arguments and so outweighs them.
     """
     places = Places.of(name)
+    scaling = parse_autoscale(autoscale, replicas, max_replicas)
+    if scaling:
+        replicas, max_replicas = scaling[:2]
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
         ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device, gateway,
-        replicas, max_replicas,
+        replicas, max_replicas, scaling,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
     if foreground:
@@ -177,6 +189,32 @@ def command(
     # Unattended, what is printed goes into somebody's log, where a key does not belong.
     _announce(status, started.new_key if not foreground else None, as_json)
     return _stay(record, places, as_json) if foreground else 0
+
+
+def parse_autoscale(
+    text: str | None, replicas: int | None, max_replicas: int | None
+) -> tuple[int, int, float] | None:
+    """What `--autoscale` says: least and most replicas, and seconds of queue.
+
+    Raises:
+        InputError: it cannot be read, makes no sense, or says the same as another option.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,4}):(\d{1,4})(?::(\d+(?:\.\d+)?)s?)?", text)
+    least, most, seconds = (
+        (int(match[1]), int(match[2]), float(match[3] or DEFAULT_QUEUE_SECONDS)) if match else (0, 0, 0.0)
+    )
+    if not 1 <= least < most or not 0 < seconds < 3600:
+        raise InputError(
+            f"--autoscale {text!r} is no range of replicas.",
+            "Write MIN:MAX or MIN:MAX:SECONDS, such as 1:4 or 2:8:3.",
+        )
+    if replicas is not None or max_replicas is not None:
+        raise InputError(
+            "--autoscale says how many replicas there are.", "Leave --replicas and --max-replicas out."
+        )
+    return least, most, seconds
 
 
 @dataclass(frozen=True, slots=True)

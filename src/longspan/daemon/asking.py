@@ -9,6 +9,7 @@ import aiohttp
 from longspan.errors import LongspanError
 from longspan.launch import prover
 from longspan.launch.actions import Ask
+from longspan.launch.autoscale import Seen
 from longspan.launch.steps import Steps
 from longspan.launch.verdict import Evidence
 
@@ -29,6 +30,34 @@ async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> A
         return await first_token(gateway)
     # About one replica, and with prompt_logprobs, which the gateway need not let clients ask for: the engine itself.
     return await evidence(gateway, engine)
+
+
+async def load_seen(admin: str, key: str) -> Seen | None:
+    """What the gateway says about queue and load; None if it is away.
+
+    Args:
+        admin: its admin address, HOST:PORT.
+    """
+    found = await _gateway_status(admin, key)
+    try:
+        return seen_of(found) if found else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def seen_of(status: dict[str, Any]) -> Seen:
+    """The load out of the gateway's own status.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is of another form.
+    """
+    ready = [row for row in status["replicas"] if row["state"] == "ready"]
+    known = all(row["capacity"] is not None for row in ready)
+    return Seen(
+        queue_seconds=max((float(value) for value in status["queue_seconds"].values()), default=0.0),
+        inflight=sum(int(row["inflight"]) for row in ready),
+        capacity=sum(int(row["capacity"]) for row in ready) if known else None,
+    )
 
 
 async def undisturbed(admin: str, key: str) -> set[str]:

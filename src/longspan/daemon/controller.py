@@ -6,6 +6,7 @@ port for agents and the command line, both with their keys, and ends when the de
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -46,6 +47,7 @@ from longspan.launch.actions import (
     StopAll,
     Sweep,
 )
+from longspan.launch.autoscale import Autoscale, Bounds
 from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
@@ -122,6 +124,9 @@ class Controller:
         # Of the engines that serve, by replica and the number of its start.
         self.watchers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.gateway_states: dict[str, SetGateway] = {}
+        bounds = Bounds(spec.autoscale_least, spec.max_replicas, spec.autoscale_queue_seconds)
+        self.autoscale = Autoscale(bounds) if spec.autoscale_least else None
+        self.scaled: dict[str, Any] | None = None  # what the queue decided last
         self.gone = asyncio.Event()
         self.history = places.history.open("a" if self.resumes else "w")
         self.launch_log = LaunchLog(LaunchStore(places.launches))
@@ -289,6 +294,7 @@ class Controller:
                 await self.feed(event)
             await self._suspect({event.node: event.seconds for event in silent})
             await self._look_for_drained()
+            await self._autoscale()
             last = now
             if self.supervisor and os.getppid() != self.supervisor:
                 self._write_record()  # it was ended, and we go on by ourselves
@@ -310,6 +316,22 @@ class Controller:
             for name in draining:
                 if name in done:
                     await self.feed(Drained(name))
+
+    async def _autoscale(self) -> None:
+        """Lets the queue decide how many replicas there are, where it shall."""
+        machine = self.machine
+        if self.autoscale is None or not machine.served or machine.stopping or not machine.gateway_admin:
+            return
+        seen = await asking.load_seen(machine.gateway_admin, self.operator_key)
+        if seen is None:
+            return
+        serving = sum(one.phase == "serving" and one.traffic.is_free for one in machine.replicas.values())
+        found = self.autoscale.decide(seen, wanted=machine.wanted, serving=serving, now=time.monotonic())
+        if found:
+            wanted, reason = found
+            self.scaled = {"replicas": wanted, "reason": reason, "unix_seconds": round(time.time(), 1)}
+            print(f"{wanted} replicas instead of {machine.wanted}: {reason}", flush=True)
+            await self.feed(Scaled(wanted))
 
     def _watch_engines(self) -> None:
         """One watcher for each engine that serves."""
@@ -455,7 +477,8 @@ class Controller:
             logs=str(places.logs),
             now=time.monotonic(),
         )
-        return {**document, "alarms": self.telemetry.alarms(), "version": self.version}
+        scaling = self.autoscale and {**dataclasses.asdict(self.autoscale.bounds), "last": self.scaled}
+        return {**document, "autoscale": scaling, "alarms": self.telemetry.alarms(), "version": self.version}
 
     # ---- life
     def _write_record(self) -> None:

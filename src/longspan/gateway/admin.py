@@ -110,13 +110,19 @@ class AdminApi:
              "cap_usd_per_hour": s.provider.spend_cap_usd_per_hour}
             for n, s in dispatcher.fleet.spending.items()
         ]  # fmt: skip
+        queues: dict[str, float] = {}
+        for model in {s.replica.model for s in dispatcher.fleet.standings.values()}:
+            usable = [
+                s for s in dispatcher.fleet.standings.values() if s.replica.model == model and s.usable(now)
+            ]
+            queues[model] = round(dispatcher.fleet.queue_seconds(model, usable), 3)
         totals = {"local": 0, "outside": 0}
         names = set(dispatcher.fleet.spending)
         for (_, target, _), number in brain.figures.requests.items():
             totals["outside" if target in names else "local"] += number
         return {
             "ready": brain.ready(), "running": dispatcher.running,
-            "waiting": {model: room.size for model, room in dispatcher.fleet.rooms.items()},
+            "waiting": {model: room.size for model, room in dispatcher.fleet.rooms.items()}, "queue_seconds": queues,
             "requests": totals, "outside_share": totals["outside"] / max(1, sum(totals.values())),
             "money": brain.figures.money(),
             "replicas": replicas, "providers": providers,

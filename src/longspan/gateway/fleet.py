@@ -178,13 +178,19 @@ class Fleet:
                 ahead += max(0.0, len(s.flight) + s.foreign - runs)
         return (ahead + 1) / rate if rate else 0.0
 
+    def queue_seconds(self, model: str, usable: Sequence[Standing]) -> float:
+        """Predicted seconds of queue for the next request of a model; 0 where it would be run at once."""
+        return (
+            self.eta(model) if self.room(model).size else min((s.queue_only() for s in usable), default=0.0)
+        )
+
     def overflow_reason(self, ask: Ask, usable: Sequence[Standing]) -> str:
         """Why a request should leave now, or nothing. With hysteresis, so that the border does not flap."""
         model = ask.model
         if model not in self._providers:
             return ""
         rule = self.config.overflow
-        eta = self.eta(model) if self.room(model).size else min(s.queue_only() for s in usable)
+        eta = self.queue_seconds(model, usable)
         limit = rule.threshold_seconds * (rule.hysteresis if model in self.overflowing else 1.0)
         if eta > limit:
             self.overflowing.add(model)
