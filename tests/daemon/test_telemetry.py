@@ -139,6 +139,16 @@ def test_a_head_without_ranks_is_a_node_too(tmp_path: Path) -> None:
     assert (first.name, first.address, first.state) == ("head", "10.0.0.9", "up")
 
 
+def test_what_was_lost_is_said(eyes: Telemetry) -> None:
+    """Lines, alarms and records that found no room are counted where people look, and nothing is said while there are none."""
+    assert not [text for text in eyes.view().unknown if "could not" in text]
+    eyes._collected.lost, eyes._webhook.lost, eyes._otlp.lost = 7, 2, 0
+    assert eyes.view().unknown[-2:] == (
+        "7 log lines could not be kept: the disk is full or too slow.",
+        "2 alarms could not be told to the webhook.",
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "phase", "reason"),
     [

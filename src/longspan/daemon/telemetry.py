@@ -137,7 +137,17 @@ class Telemetry:
         """The picture of now, with the alarms and events that stand."""
         known = Known(self._samples, self._figures, self._front, self._memory, self._nodes)
         found = picture(self._status(), known, now=time.monotonic(), wall=time.time())
-        return replace(found, alarms=self._book.alarms, events=tuple(self._events))
+        missing = (*found.unknown, *self._losses())
+        return replace(found, alarms=self._book.alarms, events=tuple(self._events), unknown=missing)
+
+    def _losses(self) -> list[str]:
+        """What could not be kept or told since the start, in sentences."""
+        counted = (
+            (self._collected.lost, "log lines could not be kept: the disk is full or too slow."),
+            (self._webhook.lost, "alarms could not be told to the webhook."),
+            (self._otlp.lost, "log records could not be sent to the OpenTelemetry collector."),
+        )
+        return [f"{number} {text}" for number, text in counted if number]
 
     def alarms(self) -> list[dict[str, Any]]:
         """The alarms that stand, for the status document."""
