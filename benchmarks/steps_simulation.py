@@ -46,14 +46,16 @@ class Timed(World):
 
 def fail(world: Timed, rng: random.Random, silent: dict[str, float]) -> None:
     """One failure somewhere."""
-    name = rng.choice(list(world.machine.replicas))
+    name = rng.choice(list(world.machine.replicas.by_name))
     kind = rng.choice(["rank", "host", "stall"])
     if kind == "rank":
         world.kill_rank(name)
     elif kind == "stall":
         world.tell(Suspected(name, "no token has moved for 9 s"))
     else:
-        node = rng.choice(world.machine.replicas[name].nodes[1:] or world.machine.replicas[name].nodes).name
+        node = rng.choice(
+            world.machine.replicas.by_name[name].nodes[1:] or world.machine.replicas.by_name[name].nodes
+        ).name
         world.dead.add(node)
         silent[node] = world.now
 
@@ -115,15 +117,15 @@ def main() -> None:
         if int(world.now) % 600 == 0:
             world.check()
         looked += 1
-        serving += sum(one.phase == "serving" for one in world.machine.replicas.values()) / options.replicas
+        serving += sum(one.phase == "serving" for one in world.machine.replicas) / options.replicas
     taken = sorted(world.seconds)
     print(json.dumps({
         "nodes": options.nodes, "gpus": options.nodes * GPUS, "replicas": options.replicas, "simulated_hours": options.hours,
-        "failures": failures, "restarts": len(world.machine.restarts), "events": len(taken), "launch_events": launch_events,
+        "failures": failures, "restarts": len(world.machine.replicas.restarts), "events": len(taken), "launch_events": launch_events,
         "launch_seconds": round(start_seconds, 2), "events_per_second": round(len(taken) / sum(taken)),
         "decision_ms_p50": round(taken[len(taken) // 2] * 1e3, 3), "decision_ms_p99": round(taken[int(len(taken) * 0.99)] * 1e3, 3),
         "decision_ms_max": round(taken[-1] * 1e3, 2), "replicas_serving_share": round(serving / looked, 5),
-        "given_up": sum(one.phase == "failed" for one in world.machine.replicas.values()),
+        "given_up": sum(one.phase == "failed" for one in world.machine.replicas),
     }))  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def test_what_cannot_be(
     found = longspan("scale", wanted)
     assert found.code == code
     assert words in found.err
-    assert world.machine.wanted == 2
+    assert world.machine.replicas.wanted == 2
 
 
 def test_one_that_is_given_up_ends_the_wait(longspan: Callable[..., Any], world: World) -> None:
@@ -138,9 +138,9 @@ def test_the_reason_of_each_state(world: World) -> None:
         row = next(one for one in document(world)["replicas"] if one["name"] == name)
         return row["phase"], row["reason"]
 
-    machine.replicas["r1"].traffic.suspicions["n1"] = "n1 has not answered for 4 s"
+    machine.replicas.by_name["r1"].traffic.suspicions["n1"] = "n1 has not answered for 4 s"
     assert of("r1") == ("suspected", "n1 has not answered for 4 s")
-    machine.replicas["r1"].traffic.suspicions.clear()
+    machine.replicas.by_name["r1"].traffic.suspicions.clear()
     world.tell(Wished("r1", "isolate"))
     assert of("r1") == ("isolated", "by the operator")
     world.tell(Wished("r1", "restore"))

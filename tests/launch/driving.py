@@ -93,7 +93,7 @@ class Drive:
     @property
     def r0(self) -> Replica:
         """The first replica."""
-        return self.machine.replicas["r0"]
+        return self.machine.replicas.by_name["r0"]
 
     def note(self, actions: list[Action]) -> list[Action]:
         """Remembers actions, and judges at once what could not be told later."""
@@ -120,8 +120,10 @@ class Drive:
         """Whether every node has said which ranks are its own, and they are where the plan wants them."""
         machine = self.machine
         wanted = {rank: node.address for rank, node in enumerate(machine.spec.rank_nodes())}
-        found = {rank: seen.address for rank, seen in machine.replicas["r0"].group.ranks.items()}
-        asked = set(machine.replicas["r0"].group.rank_devices) == {node.name for node in machine.nodes}
+        found = {rank: seen.address for rank, seen in machine.replicas.by_name["r0"].group.ranks.items()}
+        asked = set(machine.replicas.by_name["r0"].group.rank_devices) == {
+            node.name for node in machine.nodes
+        }
         return asked and (found == wanted or machine.spec.world_size == 1)
 
     def begin(self) -> list[Action]:
@@ -311,8 +313,8 @@ def check(drive: Drive) -> None:
     calls = [a.call for a in drive.actions if isinstance(a, Call | Ask)]
     assert len(calls) == len(set(calls))
     if machine.phase == "serving":
-        assert machine.replicas["r0"].group.proof is not None
-        assert machine.replicas["r0"].group.proof.verdict != "failed"
+        assert machine.replicas.by_name["r0"].group.proof is not None
+        assert machine.replicas.by_name["r0"].group.proof.verdict != "failed"
     for action in drive.actions:
         if isinstance(action, Start):
             text = json.dumps(action.process.to_json())

@@ -54,14 +54,14 @@ def replays(made: World) -> None:
 
 def phases(made: World) -> dict[str, str]:
     """Replica -> phase."""
-    return {name: one.phase for name, one in made.machine.replicas.items()}
+    return {name: one.phase for name, one in made.machine.replicas.by_name.items()}
 
 
 def test_all_start_and_share_one_reference(two: World) -> None:
     """Each has calls, processes and ports of its own; what one rank says of the checkpoint is asked for once."""
     assert phases(two) == {"r0": "serving", "r1": "serving"}
     assert two.gateway == {"r0": "ready", "r1": "ready"}
-    groups = [one.group for one in two.machine.replicas.values()]
+    groups = [one.group for one in two.machine.replicas]
     assert [group.epoch for group in groups if group] == [1, 2]
     assert len({group.engine_url for group in groups if group}) == 2
     assert list(two.machine.ground.references) == ["n0"]
@@ -77,6 +77,26 @@ def test_what_fails_before_all_have_served_ends_the_launch() -> None:
     assert made.machine.phase == "gone"
 
 
+@pytest.mark.parametrize("liar", ["r0", "r1"])
+def test_one_wrong_proof_ends_the_launch(liar: str) -> None:
+    """Whoever it is, and whatever the other one has proved meanwhile: nobody gets traffic any more."""
+    made = world()
+    made.lying.add(liar)
+    made.run(60)
+    assert made.machine.failure is not None
+    assert (made.machine.failure.kind, made.machine.phase) == ("proof", "gone")
+    assert set(made.gateway.values()) == {"out"}
+
+
+def test_one_that_lies_after_a_restart_is_given_up_alone(two: World) -> None:
+    """The other one serves on."""
+    two.lying.add("r1")
+    two.kill_rank("r1")
+    two.run(80)
+    assert phases(two) == {"r0": "serving", "r1": "failed"}
+    assert two.gateway == {"r0": "ready", "r1": "out"}
+
+
 def test_one_restarts_while_the_other_serves(two: World) -> None:
     """Traffic of the other is never touched, and the deployment serves all the time."""
     two.kill_rank("r1")
@@ -87,7 +107,7 @@ def test_one_restarts_while_the_other_serves(two: World) -> None:
     two.run(60)
     assert phases(two) == {"r0": "serving", "r1": "serving"}
     assert two.gateway == {"r0": "ready", "r1": "ready"}
-    assert [name for _, name, _ in two.machine.restarts] == ["r1"]
+    assert [name for _, name, _ in two.machine.replicas.restarts] == ["r1"]
 
 
 def test_one_that_fails_again_and_again_is_given_up_alone(two: World) -> None:
@@ -99,7 +119,7 @@ def test_one_that_fails_again_and_again_is_given_up_alone(two: World) -> None:
     (found,) = [one for one in two.machine.findings if one.cause == "replica-given-up"]
     assert f"restarted {MAX_RESTARTS} times before" in found.summary
     assert "longspan restore r1" in found.remedy
-    assert two.live.get(two.machine.replicas["r1"].epoch, {}) == {}
+    assert two.live.get(two.machine.replicas.by_name["r1"].epoch, {}) == {}
     two.broken.clear()
     two.tell(Wished("r1", "restore"))
     two.run(60)
@@ -154,7 +174,7 @@ def test_scale_down_finishes_streams_first(two: World) -> None:
     two.tell(Scaled(1))
     two.run(20)
     assert two.gateway == {"r0": "ready", "r1": "draining"}
-    assert two.machine.replicas["r1"].epoch in two.live
+    assert two.machine.replicas.by_name["r1"].epoch in two.live
     two.run(20)
     assert phases(two) == {"r0": "serving"}
     assert two.gateway == {"r0": "ready", "r1": "gone"}
@@ -180,7 +200,7 @@ def test_who_is_wanted_again_while_it_leaves_stays_or_comes_back(two: World) -> 
     two.run(5)
     two.tell(Scaled(2))
     assert two.gateway["r1"] == "ready"
-    assert two.machine.replicas["r1"].epoch == 2
+    assert two.machine.replicas.by_name["r1"].epoch == 2
     two.streams.clear()
     two.tell(Scaled(1))
     two.run(1.01, 1.0)
@@ -188,7 +208,7 @@ def test_who_is_wanted_again_while_it_leaves_stays_or_comes_back(two: World) -> 
     two.tell(Scaled(2))
     two.run(60)
     assert phases(two) == {"r0": "serving", "r1": "serving"}
-    assert two.machine.replicas["r1"].epoch > 2
+    assert two.machine.replicas.by_name["r1"].epoch > 2
 
 
 def test_drain_releases_the_gpus_and_restore_takes_them_again(two: World) -> None:
@@ -212,7 +232,7 @@ def test_isolate_keeps_the_engine(two: World) -> None:
     two.tell(Wished("r1", "isolate"))
     two.run(60)
     assert two.gateway["r1"] == "out"
-    assert two.machine.replicas["r1"].epoch == 2
+    assert two.machine.replicas.by_name["r1"].epoch == 2
     two.tell(Wished("r1", "restore"))
     assert two.gateway["r1"] == "ready"
 
@@ -224,7 +244,7 @@ def test_suspicion_is_of_one_engine(two: World) -> None:
     two.run(20)
     assert phases(two)["r0"] == "serving"
     assert phases(two)["r1"] != "serving"
-    assert two.machine.suspected == {}
+    assert two.machine.replicas.suspected == {}
 
 
 def test_down_ends_all_of_them(two: World) -> None:
@@ -270,17 +290,17 @@ def test_any_order_converges(replicas: int, told: list[tuple[Any, float]]) -> No
         else:
             made.tell(what)
         made.run(seconds, 2.0)
-    for subject in (*HOSTS, *made.machine.replicas):
+    for subject in (*HOSTS, *made.machine.replicas.by_name):
         made.tell(Suspected(getattr(subject, "name", subject), ""))
-    for name in list(made.machine.subjects):
+    for name in list(made.machine.replicas.subjects):
         made.tell(Wished(name, "restore"))
     made.run(400, 5.0)
     machine = made.machine
     if machine.phase == "gone":
         assert machine.failure is not None
         return
-    assert set(machine.replicas) == {f"r{number}" for number in range(machine.wanted)}
-    for name, one in machine.replicas.items():
+    assert set(machine.replicas.by_name) == {f"r{number}" for number in range(machine.replicas.wanted)}
+    for name, one in machine.replicas.by_name.items():
         assert one.phase in {"serving", "failed"}, (name, one.phase)
         assert one.phase == "failed" or made.gateway[name] == "ready"
         assert one.phase == "serving" or one.failure is not None
@@ -290,7 +310,7 @@ def test_any_order_converges(replicas: int, told: list[tuple[Any, float]]) -> No
 def test_no_setting_names_another_replica() -> None:
     """What a replica's traffic says is about itself."""
     made = serving()
-    for one in made.machine.replicas.values():
+    for one in made.machine.replicas:
         setting = one.traffic.setting()
         assert isinstance(setting, SetGateway)
         assert setting.replica == one.name

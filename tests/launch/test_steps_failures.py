@@ -9,6 +9,7 @@ from driving import FACTS, NODES, Drive, checked_drives, copy, evidence, launche
 from longspan.launch.actions import Call, SetGateway, Start, StopAll, Sweep
 from longspan.launch.events import AgentJoined, AgentSilent, DownAsked, Exited, StartFailed, Suspected, Tick
 from longspan.launch.failure import Failure
+from longspan.launch.replicas import QUIET_SECONDS as REPLICA_QUIET
 from longspan.launch.steps import FRONT, QUIET_SECONDS, SILENT_SECONDS
 from longspan.launch.stopping import COLLECT_SECONDS, SWEEP_SECONDS
 from longspan.launch.verdict import Evidence
@@ -380,7 +381,7 @@ def test_silence(start: Callable[..., Drive], stages: int, words: str) -> None:
         stage()
     if stages == 4:
         drive.ranks_join(only=1)
-    limit = QUIET_SECONDS[drive.machine.phase]
+    limit = (QUIET_SECONDS | REPLICA_QUIET)[drive.machine.phase]
     drive.do(Tick(), limit - 1)
     assert drive.machine.failure is None
     drive.do(Tick(), 1)

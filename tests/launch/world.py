@@ -38,7 +38,7 @@ class World:
         live: epoch -> node -> ranks of a group whose processes run there.
         gateway: replica -> what the gateway was told last.
         streams: replica -> until when the gateway has requests of it running.
-        dead: nodes that answer nothing. broken: replicas whose engines end while they load.
+        dead: nodes that answer nothing. broken: replicas whose engines end while they load. lying: those whose answers are wrong.
     """
 
     machine: Steps
@@ -51,6 +51,7 @@ class World:
     streams: dict[str, float] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
+    lying: set[str] = field(default_factory=set)
     events: int = 0
 
     # ---- time
@@ -83,7 +84,7 @@ class World:
 
     def _drain(self) -> None:
         """As the controller does: what the gateway is done with is told."""
-        for name, replica in list(self.machine.replicas.items()):
+        for name, replica in list(self.machine.replicas.by_name.items()):
             done = self.streams.get(name, 0.0) <= self.now and self.gateway.get(name) == "draining"
             if replica.draining_since is not None and done:
                 self.tell(Drained(name))
@@ -96,9 +97,14 @@ class World:
                 for name in names:
                     self.later(0.5, AgentJoined(name))
             elif isinstance(action, SetGateway):
+                assert not (self.machine.stopping and action.state == "ready"), action
                 self.gateway[action.replica] = action.state
             elif isinstance(action, Ask):
-                value = {"detail": "' Paris'"} if action.what == "first_token" else evidence()
+                value = (
+                    {"detail": "' Paris'"}
+                    if action.what == "first_token"
+                    else evidence(-3.0 if action.replica in self.lying else -1.0)
+                )
                 self.later(CALL_SECONDS, Answered(action.call, value))
             elif isinstance(action, StopAll):
                 self.later(CALL_SECONDS, Answered(f"stopped:{action.node}", {"left": []}))
@@ -143,7 +149,7 @@ class World:
                 return {}
 
     def _spec(self, epoch: int) -> DeploymentSpec:
-        return next(one.spec for one in self.machine.replicas.values() if one.epoch == epoch)
+        return next(one.spec for one in self.machine.replicas if one.epoch == epoch)
 
     def _start(self, node: str, name: str, stdin: str) -> None:
         what, epoch = named(name)
@@ -158,7 +164,7 @@ class World:
         """The launcher: reservation, ranks, weights, ready."""
         spec = self._spec(epoch)
         addresses = wanted["rank_addresses"]
-        replica = next(one.name for one in self.machine.replicas.values() if one.epoch == epoch)
+        replica = next(one.name for one in self.machine.replicas if one.epoch == epoch)
         ranks = [{"rank": r, "pid": 1000 * epoch + r, "address": a} for r, a in enumerate(addresses)]
         names = [at.name for at in spec.rank_nodes()]
         self.live[epoch] = {one: names.count(one) for one in names}
@@ -207,8 +213,8 @@ class World:
                 assert replica is not None
                 proved = replica.group is not None and replica.group.proof is not None
                 assert replica.epoch == 1 or proved, (name, replica.phase)
-                assert replica.phase == "serving" or not machine.served, (name, replica.phase)
+                assert replica.phase == "serving" or not machine.replicas.served, (name, replica.phase)
             if replica is None:
                 assert state in {"gone", "out"}
-        again = [one.epoch for one in machine.replicas.values() if one.phase != "waiting"]
+        again = [one.epoch for one in machine.replicas if one.phase != "waiting"]
         assert len(again) == len(set(again))

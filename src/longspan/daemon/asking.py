@@ -20,7 +20,7 @@ async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> A
     Raises:
         aiohttp.ClientError, TimeoutError, RuntimeError: the endpoint does not answer, or wrongly.
     """
-    group = machine.replicas[question.replica].group
+    group = machine.replicas.by_name[question.replica].group
     assert group is not None  # only a group asks
     engine = prover.Endpoint(group.engine_url, machine.spec.served_name, engine_key)
     gateway = prover.Endpoint(f"http://{machine.gateway_address}", machine.spec.served_name, api_key)

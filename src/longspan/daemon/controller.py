@@ -139,7 +139,9 @@ class Controller:
 
     def _engines(self) -> dict[str, str]:
         """Where each replica's engine listens, or will."""
-        return {name: one.group.engine_url for name, one in self.machine.replicas.items() if one.group}
+        return {
+            name: one.group.engine_url for name, one in self.machine.replicas.by_name.items() if one.group
+        }
 
     def _gateway_metrics(self) -> tuple[str, str] | None:
         """Where the gateway tells its figures, and the key that it asks for."""
@@ -153,7 +155,7 @@ class Controller:
         Args:
             sender: of an agent's event: its name, its instance, and how many events of it were taken with this one.
         """
-        before, was_served = self.machine.phase, self.machine.served
+        before, was_served = self.machine.phase, self.machine.replicas.served
         now = time.monotonic()
         actions, kept, error = journal.step(self.machine, event, now)
         if error is not None:
@@ -303,14 +305,18 @@ class Controller:
     async def _suspect(self, silent: Mapping[str, float]) -> None:
         """Agents that fell silent, and those that are back."""
         for node, seconds in silent.items():
-            if node not in self.machine.suspected and node != FRONT:
+            if node not in self.machine.replicas.suspected and node != FRONT:
                 await self.feed(Suspected(node, f"{node} has not answered for {seconds:.0f} s"))
-        for node in [name for name in self.machine.suspected if name in self.links and name not in silent]:
+        for node in [
+            name for name in self.machine.replicas.suspected if name in self.links and name not in silent
+        ]:
             await self.feed(Suspected(node, ""))
 
     async def _look_for_drained(self) -> None:
         """Whether the gateway is done with what is being drained; nobody asks it while nothing is."""
-        draining = [name for name, one in self.machine.replicas.items() if one.draining_since is not None]
+        draining = [
+            name for name, one in self.machine.replicas.by_name.items() if one.draining_since is not None
+        ]
         if draining and self.machine.gateway_admin:
             done = await asking.undisturbed(self.machine.gateway_admin, self.operator_key)
             for name in draining:
@@ -320,22 +326,29 @@ class Controller:
     async def _autoscale(self) -> None:
         """Lets the queue decide how many replicas there are, where it shall."""
         machine = self.machine
-        if self.autoscale is None or not machine.served or machine.stopping or not machine.gateway_admin:
+        if (
+            self.autoscale is None
+            or not machine.replicas.served
+            or machine.stopping
+            or not machine.gateway_admin
+        ):
             return
         seen = await asking.load_seen(machine.gateway_admin, self.operator_key)
         if seen is None:
             return
-        serving = sum(one.phase == "serving" and one.traffic.is_free for one in machine.replicas.values())
-        found = self.autoscale.decide(seen, wanted=machine.wanted, serving=serving, now=time.monotonic())
+        serving = sum(one.phase == "serving" and one.traffic.is_free for one in machine.replicas)
+        found = self.autoscale.decide(
+            seen, wanted=machine.replicas.wanted, serving=serving, now=time.monotonic()
+        )
         if found:
             wanted, reason = found
             self.scaled = {"replicas": wanted, "reason": reason, "unix_seconds": round(time.time(), 1)}
-            print(f"{wanted} replicas instead of {machine.wanted}: {reason}", flush=True)
+            print(f"{wanted} replicas instead of {machine.replicas.wanted}: {reason}", flush=True)
             await self.feed(Scaled(wanted))
 
     def _watch_engines(self) -> None:
         """One watcher for each engine that serves."""
-        replicas = self.machine.replicas.items()
+        replicas = self.machine.replicas.by_name.items()
         serving = {(name, one.epoch): one.group for name, one in replicas if one.phase == "serving"}
         for key in [key for key in self.watchers if key not in serving or self.machine.stopping]:
             self.watchers.pop(key).cancel()
@@ -425,11 +438,11 @@ class Controller:
             subject = str((await request.json())["subject"])
         except (ValueError, LookupError, TypeError) as error:
             raise web.HTTPBadRequest(text='send {"subject": "r0"}\n') from error
-        names = self.machine.subjects
+        names = self.machine.replicas.subjects
         if subject not in names:
             raise web.HTTPUnprocessableEntity(text=f"there is no {subject!r} here, only {', '.join(names)}\n")
         await self.feed(Wished(subject, wish))
-        return web.json_response({"held": self.machine.held})
+        return web.json_response({"held": self.machine.replicas.held})
 
     async def post_scale(self, request: web.Request) -> web.Response:
         """Another number of replicas: {"replicas": 2}. The answer does not wait for it."""
@@ -441,7 +454,7 @@ class Controller:
         if not 1 <= wanted <= self.spec.max_replicas:
             text = f"1 to {self.spec.max_replicas} replicas have room on the nodes of this deployment, not {wanted}\n"
             raise web.HTTPUnprocessableEntity(text=text)
-        if not self.machine.served:
+        if not self.machine.replicas.served:
             raise web.HTTPConflict(text="the deployment has not served yet\n")
         await self.feed(Scaled(wanted))
         return web.json_response({"replicas": wanted})
@@ -509,7 +522,7 @@ class Controller:
         self.perform([*found.asked.values()])
         for node in sorted(found.starting):
             await self.feed(StartFailed(node, "the controller that was starting it has ended"))
-        for name, replica in list(self.machine.replicas.items()):
+        for name, replica in list(self.machine.replicas.by_name.items()):
             if replica.traffic.against_engine:
                 await self.feed(Suspected(name, ""))  # who watches it now has seen nothing yet
         print(f"goes on in phase {self.machine.phase}", flush=True)

@@ -39,7 +39,7 @@ def _detail(machine: steps.Steps, phase: str) -> str:
         return f"{len(machine.ground.joined)} of {len(machine.agents)} agents"
     if phase == "gateway":
         return machine.gateway_address
-    told = {one.name: _of_replica(one, phase) for one in machine.replicas.values()}
+    told = {one.name: _of_replica(one, phase) for one in machine.replicas}
     if len(told) == 1:
         return next(iter(told.values()))
     return "; ".join(f"{name}: {text}" for name, text in told.items() if text)
@@ -131,7 +131,7 @@ def document(
     """What `longspan status --json` prints; no secret in it."""
     spec = machine.spec
     # What is told of one engine at the top is told of the one that has the longest way to go.
-    behind = machine.least_advanced()
+    behind = machine.replicas.least_advanced()
     group = behind.group if behind else None
     begun = machine.started["agents"]
     first = machine.ended.get("first token") if group and group.first_token else None
@@ -160,9 +160,9 @@ def document(
             }
             for node in machine.nodes
         ],
-        "replicas": [_replica(one, now) for one in machine.replicas.values()],
-        "served": machine.served, "wanted_replicas": machine.wanted, "max_replicas": spec.max_replicas,
-        "ranks": [row for one in machine.replicas.values() for row in _ranks(one)],
+        "replicas": [_replica(one, now) for one in machine.replicas],
+        "served": machine.replicas.served, "wanted_replicas": machine.replicas.wanted, "max_replicas": spec.max_replicas,
+        "ranks": [row for one in machine.replicas for row in _ranks(one)],
         "phases": _phases(machine, now),
         "engine_phases": {k: round(v - begun, 3) for k, v in (group.engine_times if group else {}).items()},
         "first_token_seconds": round(first - begun, 3) if first else None,
@@ -174,15 +174,15 @@ def document(
         ],
         "restarts": [
             {"seconds_ago": round(now - at, 1), "replica": name, "reason": reason}
-            for at, name, reason in machine.restarts
+            for at, name, reason in machine.replicas.restarts
         ],
         # What the operator keeps out of traffic: name -> "drain" or "isolate".
-        "held": machine.held,
-        "subjects": list(machine.subjects),
+        "held": machine.replicas.held,
+        "subjects": list(machine.replicas.subjects),
         # Requests, queue, share outside and money as the gateway counts them; null while it was not asked.
         "traffic": None,
         # Nodes and replicas that something speaks against, and what: no traffic goes there although they run.
-        "suspicions": machine.suspected,
+        "suspicions": machine.replicas.suspected,
         "findings": [finding.to_json() for finding in machine.findings],
         "failure": machine.failure.to_json() if machine.failure else None,
         "state_dir": state_dir,

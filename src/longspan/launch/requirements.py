@@ -50,3 +50,27 @@ def unfit(nodes: Sequence[NodeSpec], facts: Mapping[str, Any], device: str) -> t
                 'Say which GPUs the nodes have: gpus = "8x H100-SXM-80GB" in the cluster file, or --device.',
             )
     return None
+
+
+def versions_differ(
+    nodes: Sequence[NodeSpec], ray_nodes: Sequence[NodeSpec], facts: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """What is wrong with the versions of engine, Ray and Python on the nodes, and what to do; None if nothing.
+
+    Args:
+        nodes: those with ranks, the first rank's first. ray_nodes: all of Ray. facts: node -> what its agent found.
+    """
+    head = nodes[0].name
+    for key, name in (("vllm", "vLLM"), ("ray", "Ray"), ("python", "Python")):
+        there = facts[head][key]
+        for node in nodes if key == "vllm" else ray_nodes:
+            here = facts[node.name][key]
+            if not here:
+                return f"{name} is not installed for {node.python} on {node.name}.", f"Install {name} there."
+            if here != there:
+                what = f"{node.name} has {name} {here}, {head} has {there or 'none'}"
+                return (
+                    f"{what}: ranks of one replica must run the same versions.",
+                    f"Install {name} {there} on {node.name}.",
+                )
+    return None

@@ -12,12 +12,12 @@ gateway; from the reservation to the proof, and through every restart, each `Rep
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
 from longspan.finding import Finding
 from longspan.launch import commands
-from longspan.launch.actions import Action, Call, SetGateway, Start, StartAgents, call_of, call_to
+from longspan.launch.actions import Action, Call, Start, StartAgents, call_of, call_to
 from longspan.launch.checkpoint import CheckpointDigest, compare_copies
 from longspan.launch.commands import Process, named
 from longspan.launch.events import (
@@ -37,14 +37,14 @@ from longspan.launch.events import (
     Wished,
 )
 from longspan.launch.failure import Failure, FailureKind, cause
-from longspan.launch.group import ENGINE_PROCESSES, GroupPhase
+from longspan.launch.group import ENGINE_PROCESSES
 from longspan.launch.lost_node import LostNode
 from longspan.launch.phases import phase_seen, rank_seen, said, strip_colour
 from longspan.launch.replica import Ground, Replica, collect_arguments
-from longspan.launch.requirements import unfit
+from longspan.launch.replicas import GROUP_PHASES, Replicas
+from longspan.launch.requirements import unfit, versions_differ
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.stopping import Stopping
-from longspan.launch.traffic import ENGINE, WISHES
 from longspan.launch.words import EVENT_MARK
 
 PHASES = ("agents", "checkpoint", "ray", "reservation", "engine", "gateway", "first token", "verified")
@@ -53,16 +53,8 @@ Phase = Literal[
     "serving", "fencing", "drained", "failed", "stopping", "gone",
 ]  # fmt: skip
 
-# How long a phase may show no sign of life. The engine's is long: weights of hundreds of GiB load in silence, and
-# a process that dies ends the wait at once anyway.
-QUIET_SECONDS: dict[str, float] = {
-    "agents": 60, "checkpoint": 1800, "ports": 60, "ray": 180, "reservation": 180, "engine": 1800, "gateway": 60,
-    "first token": 300, "verified": 1800,
-}  # fmt: skip
-# A group's processes may still live when something fails in one of its phases: what they wait for is taken down first.
-GROUP_PHASES: tuple[GroupPhase, ...] = get_args(GroupPhase)
-# How far a replica is on its way; of several on theirs the least advanced tells where the launch stands.
-_WAY: tuple[str, ...] = ("waiting", "failed", "drained", "fencing", "ports", *GROUP_PHASES)
+# How long a phase of all may show no sign of life; replicas have patience of their own.
+QUIET_SECONDS: dict[str, float] = {"agents": 60, "checkpoint": 1800, "ray": 180}
 # The gateway is ended by nothing of ours while it serves; one that ends again and again cannot run here.
 MAX_GATEWAYS = 5
 # Longer than the lease after which an agent ends its own ranks: only then is it sure that none of them is left.
@@ -87,9 +79,7 @@ class Steps:
         stopped_in: the phase in which the end began; `stopping` is that end.
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         facts: node -> what its agent found there.
-        ground: what all replicas stand on. replicas: by name, those that are gone left out.
-        wanted: how many replicas there are to be.
-        served: all replicas of the launch were verified once: from then on each lives by itself.
+        ground: what all replicas stand on.
         gateway_admin: where the gateway tells its figures, HOST:PORT.
         strikes: how many faults drills have made; nobody waits for their answers.
         told: what the logs have said so far, without the time at which they said it.
@@ -112,9 +102,7 @@ class Steps:
     stopped_in: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     ground: Ground = field(init=False)
-    replicas: dict[str, Replica] = field(default_factory=dict)
-    wanted: int = 1
-    served: bool = False
+    replicas: Replicas = field(init=False)
     lost: dict[str, LostNode] = field(default_factory=dict)
     losses: int = 0
     gateways: int = 1
@@ -131,9 +119,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         self.ground = Ground(self.paths, self.mark, self.head.name, ray_address=self.spec.ray_address or "")
-        self.wanted = self.spec.replicas
-        for number in range(self.wanted):
-            self._add_replica(number)
+        self.replicas = Replicas(self.spec, self.ground)
 
     # ---- entry
     def begin(self, now: float) -> list[Action]:
@@ -176,13 +162,13 @@ class Steps:
         if self.phase != "serving":
             return False
         if what in ENGINE_PROCESSES:
-            replica = self.replica_of(epoch)
+            replica = self.replicas.of(epoch)
             return replica is None or replica.phase == "serving"
-        return all(one.phase == "serving" or one.is_at_rest for one in self.replicas.values())
+        return all(one.phase == "serving" or one.is_at_rest for one in self.replicas)
 
     def _standing(self) -> tuple[Any, ...]:
         """What time alone may change."""
-        return self.phase, len(self.findings), [one.phase for one in self.replicas.values()]
+        return self.phase, len(self.findings), self.replicas.phases
 
     def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, DownAsked):
@@ -198,10 +184,10 @@ class Steps:
             Answered: self._answered,
             Exited: self._exited,
             Lines: self._lines,
-            Suspected: self._suspected,
-            Wished: self._wished,
-            Scaled: self._scaled,
-            Drained: self._drained,
+            Suspected: lambda e: self.replicas.suspect(e.subject, e.reason, self.now),
+            Wished: lambda e: self._led(self.replicas.wish(e.subject, e.wish, self.now)),
+            Scaled: lambda e: self._led(self.replicas.scale(e.replicas, self.now)),
+            Drained: lambda e: self._led(self.replicas.drained(e.replica, self.now)),
             Struck: self._struck,
             Tick: self._tick,
         }
@@ -221,15 +207,6 @@ class Steps:
         """The node of r0's rank 0, which is our Ray's head too unless a node was named for it."""
         return self.nodes[0]
 
-    def least_advanced(self) -> Replica | None:
-        """The replica that has the longest way to go; None where all are at rest."""
-        under_way = [one for one in self.replicas.values() if not one.is_at_rest]
-        return min(under_way, key=lambda one: _WAY.index(one.phase), default=None)
-
-    def replica_of(self, epoch: int) -> Replica | None:
-        """Whose group has this number and is not being ended."""
-        return next((one for one in self.replicas.values() if one.epoch == epoch and not one.fence), None)
-
     @property
     def agents(self) -> list[str]:
         """The names of all agents."""
@@ -246,35 +223,16 @@ class Steps:
         self.phase = phase
         self.started[phase] = self.last_sign = self.now
 
-    def _after(self, replica: Replica, actions: list[Action]) -> list[Action]:
-        """Takes over a replica's news; `actions` are what it wants done."""
-        self.findings += replica.findings
-        replica.findings.clear()
-        problem, replica.problem = replica.problem, None
-        if problem:
-            actions = [*actions, *self._replica_failed(replica, problem.kind, problem.what, problem.remedy)]
-        elif (
-            replica.phase == "failed" and replica.failure and not self._others(replica) and not self.stopping
-        ):
-            failed = replica.failure  # what could not be ended, while nobody else serves
-            actions = [*actions, *self.fail(failed.kind, failed.what, failed.remedy)]
-        if replica.fence:
+    def _led(self, actions: list[Action]) -> list[Action]:
+        """Takes over what the replicas have come to; `actions` are what they want done."""
+        self.findings += self.replicas.findings
+        self.replicas.findings.clear()
+        if any(one.fence for one in self.replicas):
             self._forget_tails()
-        if replica.phase == "gone" and replica.name in self.replicas:
-            del self.replicas[replica.name]
-            if self._number(replica) < self.wanted:
-                actions = [*actions, *self._start_replica(self._number(replica))]
-        for other in self.replicas.values():
-            # What one's reference says, others may be waiting for.
-            if other is not replica and other.phase == "verified" and other.group and not other.fence:
-                actions = [*actions, *other.follow(other.group.judge(self.now))]
-                if other.problem:
-                    actions = self._after(other, actions)
+        doom, self.replicas.doom = self.replicas.doom, None
+        if doom and not self.stopping:
+            return [*actions, *self.fail(doom.kind, doom.what, doom.remedy, doom.phase)]
         return actions
-
-    def _others(self, replica: Replica) -> bool:
-        """Whether any other replica serves or is on its way to it."""
-        return any(not one.is_at_rest for one in self.replicas.values() if one is not replica)
 
     def fail(self, kind: FailureKind, what: str, remedy: str = "", phase: str = "") -> list[Action]:
         """Remembers why and in which phase, and takes everything down; the controller reports it."""
@@ -282,55 +240,12 @@ class Steps:
             self.failure = Failure(kind, phase if phase in PHASES else self.phase, what, remedy)
         return self._stop(collect=kind != "proof")  # the ranks of a deployment that answers hang nowhere
 
-    # ---- replicas
-    @staticmethod
-    def _number(replica: Replica) -> int:
-        return int(replica.name[1:])
-
-    def _add_replica(self, number: int) -> Replica:
-        replica = Replica(f"r{number}", self.spec.of_replica(number), self.ground)
-        self.replicas[replica.name] = replica
-        return replica
-
-    def _start_replica(self, number: int) -> list[Action]:
-        replica = self._add_replica(number)
-        return self._after(replica, replica.begin(self.now))
-
-    def _replica_failed(
-        self, replica: Replica, kind: FailureKind, what: str, remedy: str = ""
-    ) -> list[Action]:
-        """Its group is fenced and a next one started, while others go on; the launch or the last one takes all with it."""
-        if not self.served:
-            named_replica = f"{replica.name}: " if len(self.replicas) > 1 else ""
-            return self.fail(kind, f"{named_replica}{what}", remedy, replica.phase)
-        actions = replica.failed(kind, what, remedy, self.now)
-        if replica.failure is None:
-            return self._after(replica, actions)
-        gave_up = replica.failure
-        if not self._others(replica):
-            return self.fail(gave_up.kind, gave_up.what, gave_up.remedy, gave_up.phase)
-        text = f"{replica.name} was given up and stays out of traffic: {gave_up.what}"
-        remedy = f"{gave_up.remedy} `longspan restore {replica.name}` starts it again.".lstrip()
-        self.findings.append(Finding(replica.name, "error", "replica-given-up", text, remedy=remedy))
-        return self._after(replica, [*actions, *replica.abandon(self.now)])
-
     def _settle(self) -> None:
         """Where the deployment as a whole stands, out of where its replicas do."""
-        phases = [one.phase for one in self.replicas.values()]
-        if self.phase in {"agents", "checkpoint", "stopping", "gone"} or "waiting" in phases:
+        if self.phase in {"agents", "checkpoint", "stopping", "gone"}:
             return
-        if all(phase == "serving" for phase in phases):
-            self.served = True
-        if "serving" in phases and self.served:
-            whole = "serving"
-        elif set(phases) <= {"drained", "failed"}:
-            whole = "drained"
-        else:
-            # Until all have served the least advanced counts, afterwards the one that will serve first.
-            choose = max if self.served else min
-            whole = choose(phases, key=_WAY.index)
-        found: Any = "ray" if whole == "ports" else whole
-        if found == self.phase:
+        found: Any = self.replicas.whole()
+        if found is None or found == self.phase:
             return
         if found == "fencing":
             for phase in GROUP_PHASES:
@@ -342,28 +257,6 @@ class Steps:
                 self.started[passed] = self.ended[passed] = self.now
         self._enter(found)
 
-    def _scaled(self, event: Scaled) -> list[Action]:
-        """More replicas on the nodes that were checked for them, or fewer: the last ones leave once their streams have ended."""
-        if not self.served or not 1 <= event.replicas <= self.spec.max_replicas:
-            return []
-        self.wanted = event.replicas
-        actions: list[Action] = []
-        for number in range(self.spec.max_replicas):
-            replica = self.replicas.get(f"r{number}")
-            if number < self.wanted and replica is None:
-                actions += self._start_replica(number)
-            elif replica is None:
-                continue
-            elif number < self.wanted and replica.leaving:
-                actions += self._after(replica, replica.stay(self.now))
-            elif number >= self.wanted and not replica.leaving:
-                actions += self._after(replica, replica.leave(self.now))
-        return actions
-
-    def _drained(self, event: Drained) -> list[Action]:
-        replica = self.replicas.get(event.replica)
-        return self._after(replica, replica.drained(self.now)) if replica else []
-
     def _stop(self, *, collect: bool = False) -> list[Action]:
         """Takes everything down; with `collect` after the nodes have given what explains a silence."""
         if self.phase in {"stopping", "gone"}:
@@ -372,8 +265,7 @@ class Steps:
         self._enter("stopping")
         self.waiting.clear()
         self.lost.clear()
-        for replica in self.replicas.values():
-            replica.halt()
+        self.replicas.halt()
         # An agent that is being started is waited for: nobody else would end it before its lease.
         self.stopping = Stopping(
             tuple(self.agents),
@@ -384,8 +276,7 @@ class Steps:
         )
         actions: list[Action] = []
         if self.ground.gateway_up:
-            reason = "the deployment is being stopped"
-            actions += [SetGateway("out", reason, name) for name in self.replicas]
+            actions += self.replicas.out("the deployment is being stopped")
         actions += self.stopping.begin(self._collect() if collect and self.stopped_in in GROUP_PHASES else [])
         self._end_if_done()
         return actions
@@ -396,7 +287,7 @@ class Steps:
         for node in self.nodes:
             if node.name not in self.ground.joined:
                 continue
-            groups = [one.group for one in self.replicas.values() if one.group]
+            groups = [one.group for one in self.replicas if one.group]
             pids = {str(s.pid): s.rank for g in groups for s in g.ranks.values() if s.address == node.address}
             arguments = collect_arguments(self.spec, self.ground, node, pids, self.now)
             calls.append(call_to(node.name, "collect", arguments))
@@ -443,7 +334,13 @@ class Steps:
         node = next((one for one in followers if one.name == event.node), None)
         # Without Ray's head there is no Ray to come back to, and in a joined one the agent's way there is that Ray's. What
         # shares a machine with others must not be swept.
-        if not self.served or self.spec.ray_address or node is None or node.ssh is None or node.container:
+        if (
+            not self.replicas.served
+            or self.spec.ray_address
+            or node is None
+            or node.ssh is None
+            or node.container
+        ):
             return self.fail("host", what, remedy)
         return self._node_lost(node, what, remedy)
 
@@ -453,19 +350,14 @@ class Steps:
         self.ground.joined.discard(node.name)
         self.losses += 1
         # A host that comes and goes has one patience for all of it.
-        fences = [one.fence for one in self.replicas.values() if one.fence]
+        fences = [one.fence for one in self.replicas if one.fence]
         since = min([fence.lost_at.get(node.name, self.now) for fence in fences], default=self.now)
         lost = LostNode(node, self.losses + 1, since, self._files, len(Ports._fields))
         self.lost[node.name] = lost
         self.ground.lost.add(node.name)
-        actions: list[Action] = []
-        for replica in [one for one in self.replicas.values() if one.is_on(node.name)]:
-            if replica.fence:
-                actions += self._after(replica, replica.lost(node.name, self.now))
-            elif not replica.is_at_rest:
-                actions += self._replica_failed(replica, "host", what, remedy)
-            if self.stopping:
-                return actions
+        actions = self._led(self.replicas.node_lost(node.name, what, remedy, self.now))
+        if self.stopping:
+            return actions
         return [*actions, *lost.tick(self.now)]
 
     def _bring_back(self, lost: LostNode, actions: list[Action]) -> list[Action]:
@@ -479,54 +371,7 @@ class Steps:
         self.ground.lost.discard(name)
         self.ground.ports[name] = Ports(*lost.ports)
         actions = [*actions, self._ray_start(lost.node, head=False, epoch=lost.number)]
-        for replica in [one for one in self.replicas.values() if one.is_on(name)]:
-            actions += self._after(replica, replica.returned(name, self.now))
-        return actions
-
-    def _suspected(self, event: Suspected) -> list[Action]:
-        """Takes replicas out of traffic while anything speaks against them, and back once nothing does."""
-        actions: list[Action] = []
-        for replica in self.replicas.values():
-            if event.subject == replica.name and replica.phase == "serving":
-                actions += replica.suspect(ENGINE, event.reason, self.now)
-            elif replica.is_on(event.subject):
-                actions += replica.suspect(event.subject, event.reason, self.now)
-        return actions
-
-    @property
-    def suspected(self) -> dict[str, str]:
-        """Nodes and replicas that something speaks against -> what."""
-        found: dict[str, str] = {}
-        for replica in self.replicas.values():
-            for subject, reason in replica.traffic.suspicions.items():
-                found[replica.name if subject == ENGINE else subject] = reason
-        return found
-
-    @property
-    def held(self) -> dict[str, str]:
-        """What the operator keeps out of traffic -> "drain" or "isolate"."""
-        return {name: wish for one in self.replicas.values() for name, wish in one.traffic.held.items()}
-
-    @property
-    def restarts(self) -> list[tuple[float, str, str]]:
-        """(time, replica, reason) of all of them, in their order."""
-        return sorted((at, one.name, why) for one in self.replicas.values() for at, why in one.restarts)
-
-    @property
-    def subjects(self) -> tuple[str, ...]:
-        """What the operator can take out of traffic: replicas, and the nodes that hold their ranks."""
-        nodes = {node.name: node for one in self.replicas.values() for node in one.nodes}
-        return (*self.replicas, *nodes)
-
-    def _wished(self, event: Wished) -> list[Action]:
-        """A replica lives and is kept out of traffic as a whole, so a node means all that have ranks there."""
-        if event.wish not in WISHES:
-            return []
-        actions: list[Action] = []
-        for replica in list(self.replicas.values()):
-            if (event.subject == replica.name or replica.is_on(event.subject)) and replica.phase != "waiting":
-                actions += self._after(replica, replica.wish(event.subject, event.wish, self.now))
-        return actions
+        return [*actions, *self._led(self.replicas.node_returned(name, self.now))]
 
     def _struck(self, event: Struck) -> list[Action]:
         """A drill's fault is an event like any other, so that the history tells it from a real one."""
@@ -550,10 +395,9 @@ class Steps:
 
     # ---- answers
     def _answered(self, event: Answered) -> list[Action]:
-        for replica in list(self.replicas.values()):
-            if replica.awaits(event.call):
-                value, error = event.value, event.error
-                return self._after(replica, replica.answered(event.call, value, error, self.now))
+        found = self.replicas.answered(event.call, event.value, event.error, self.now)
+        if found is not None:
+            return self._led(found)
         for lost in self.lost.values():
             if event.call in lost.waiting:
                 return self._bring_back(lost, lost.answered(event.call, event.value, event.error))
@@ -584,34 +428,13 @@ class Steps:
             return self.fail(
                 "proof", " ".join(finding.summary for finding in differing[:3]), differing[0].remedy
             )
-        if problem := self._versions_differ():
+        problem = unfit(self.nodes, self.facts, self.spec.device)
+        if problem := problem or versions_differ(self.nodes, self.spec.ray_nodes(), self.facts):
             return self.fail("host", *problem)
         self._enter("ray")
         if self.spec.ray_address:
             return self._ray_ready()
         return [self._ray_start(self.spec.ray_nodes()[0], head=True)]
-
-    def _versions_differ(self) -> tuple[str, str] | None:
-        """What is wrong with the versions of engine, Ray and Python on the nodes, and what to do; None if nothing."""
-        if problem := unfit(self.nodes, self.facts, self.spec.device):
-            return problem
-        head = self.head.name
-        for key, name in (("vllm", "vLLM"), ("ray", "Ray"), ("python", "Python")):
-            there = self.facts[head][key]
-            for node in self.nodes if key == "vllm" else self.spec.ray_nodes():
-                here = self.facts[node.name][key]
-                if not here:
-                    return (
-                        f"{name} is not installed for {node.python} on {node.name}.",
-                        f"Install {name} there.",
-                    )
-                if here != there:
-                    what = f"{node.name} has {name} {here}, {head} has {there or 'none'}"
-                    return (
-                        f"{what}: ranks of one replica must run the same versions.",
-                        f"Install {name} {there} on {node.name}.",
-                    )
-        return None
 
     def _ray_start(self, node: NodeSpec, *, head: bool, epoch: int = 1) -> Start:
         first = self.spec.ray_nodes()[0]
@@ -633,8 +456,8 @@ class Steps:
         process, epoch = named(event.process)
         if self._is_past(process, epoch):
             return []
-        replica = self.replica_of(epoch) if process in ENGINE_PROCESSES else None
-        if process == "gateway" and self.served and self.gateways < MAX_GATEWAYS:
+        replica = self.replicas.of(epoch) if process in ENGINE_PROCESSES else None
+        if process == "gateway" and self.replicas.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
         if process == "rank":
             # Its own log is that of the launcher or engine, whose end says more; but that may never come while the other
@@ -663,19 +486,24 @@ class Steps:
         )
         return self._replica_failed(replica, kind, what) if replica else self.fail(kind, what)
 
+    def _replica_failed(
+        self, replica: Replica, kind: FailureKind, what: str, remedy: str = ""
+    ) -> list[Action]:
+        return self._led(self.replicas.failed(replica, kind, what, remedy, self.now))
+
     def _is_past(self, process: str, epoch: int) -> bool:
         """Whether a process is of a group that was ended or is being ended, or a gateway that was replaced."""
         if process == "gateway":
             return epoch != self.gateways
         if process not in ENGINE_PROCESSES:
             return False
-        return self.replica_of(epoch) is None
+        return self.replicas.of(epoch) is None
 
     def _forget_tails(self) -> None:
         """What groups said that are no more."""
         for name in list(self.tails):
             process, epoch = named(name.rpartition("/")[2])
-            if process in ENGINE_PROCESSES and self.replica_of(epoch) is None:
+            if process in ENGINE_PROCESSES and self.replicas.of(epoch) is None:
                 del self.tails[name]
 
     def _restart_gateway(self) -> list[Action]:
@@ -706,13 +534,13 @@ class Steps:
             case Lines() if not self._something_new(event):
                 return
             case Lines() | Exited() if named(event.process)[0] in ENGINE_PROCESSES:
-                concerned = self.replica_of(named(event.process)[1])
+                concerned = self.replicas.of(named(event.process)[1])
                 if concerned:
                     concerned.last_sign = self.now
                 return
         self.last_sign = self.now
         if not isinstance(event, Answered):  # a replica notes its own
-            for replica in self.replicas.values():
+            for replica in self.replicas:
                 replica.last_sign = self.now
 
     def _something_new(self, event: Lines) -> bool:
@@ -730,14 +558,14 @@ class Steps:
         process, epoch = named(process)
         if process == "ray":
             return self._ray_line(node, line)
-        replica = self.replica_of(epoch) if process in ENGINE_PROCESSES else None
+        replica = self.replicas.of(epoch) if process in ENGINE_PROCESSES else None
         try:
             if process == "gateway":
                 return self._gateway_line(line)
             if replica and replica.group and process == "launcher" and line.startswith(EVENT_MARK):
                 event = json.loads(line[len(EVENT_MARK) :])
                 found = replica.group.launcher_event(event, self.now)
-                return self._after(replica, replica.follow(found))
+                return self._led(self.replicas.after(replica, replica.follow(found), self.now))
         except (LookupError, TypeError, ValueError) as error:
             return self.fail(
                 "launch",
@@ -745,7 +573,8 @@ class Steps:
                 f" ({type(error).__name__}: {error}): {line[:200]}",
             )
         if replica and replica.group:
-            return self._after(replica, replica.follow(replica.group.engine_line(node, line, self.now)))
+            found = replica.follow(replica.group.engine_line(node, line, self.now))
+            return self._led(self.replicas.after(replica, found, self.now))
         return []
 
     def _ray_line(self, node: str, line: str) -> list[Action]:
@@ -757,12 +586,9 @@ class Steps:
 
     def _ray_ready(self) -> list[Action]:
         """The head answers: the replicas' groups begin, and the gateway starts beside them."""
-        actions: list[Action] = [SetGateway("out", "the engine is starting", name) for name in self.replicas]
-        actions.append(Start(FRONT, self._gateway()))
-        for number, replica in enumerate(list(self.replicas.values())):
-            ports = self.ground.ports[replica.head.name] if number == 0 else None
-            actions += self._after(replica, replica.begin(self.now, ports))
-        return actions
+        gateway = Start(FRONT, self._gateway())
+        groups = self._led(self.replicas.begin(self.now))
+        return [*self.replicas.out("the engine is starting"), gateway, *groups]
 
     def _gateway_line(self, line: str) -> list[Action]:
         if line.startswith('{"event"'):
@@ -771,12 +597,7 @@ class Steps:
                 self.ground.gateway_up = True
                 self.gateway_address = event["address"]
                 self.gateway_admin = str(event.get("admin", ""))
-                actions: list[Action] = []
-                for replica in list(self.replicas.values()):
-                    if replica.group and not replica.fence:
-                        found = replica.group.gateway_listens(self.now)
-                        actions += self._after(replica, replica.follow(found))
-                return actions
+                return self._led(self.replicas.gateway_listens(self.now))
         return []
 
     # ---- time
@@ -786,22 +607,11 @@ class Steps:
             actions += self._bring_back(lost, lost.tick(self.now))
             if self.stopping:
                 return actions
-        for replica in list(self.replicas.values()):
-            actions += self._after(replica, replica.tick(self.now))
-            limit = QUIET_SECONDS.get(replica.phase)
-            if limit is not None and self.now - replica.last_sign >= limit:
-                where = (
-                    replica.group.engine_phase
-                    if replica.group and replica.phase == "engine"
-                    else replica.phase
-                )
-                awaited = replica.group.awaited() if replica.group else ""
-                what = f"No sign of progress for {limit:.0f} s in phase {where}.{awaited}"
-                actions += self._replica_failed(replica, "launch", what)
-            if self.stopping:
-                return actions
+        actions += self._led(self.replicas.tick(self.now))
+        if self.stopping:
+            return actions
         limit = QUIET_SECONDS.get(self.phase)
-        begun = any(one.phase != "waiting" for one in self.replicas.values())
+        begun = self.replicas.whole() is not None
         if begun or limit is None or self.now - self.last_sign < limit:
             return actions
         what = f"No sign of progress for {limit:.0f} s in phase {self.phase}.{self._awaited()}"
