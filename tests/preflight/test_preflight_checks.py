@@ -117,6 +117,9 @@ def test_a_node_that_does_not_answer() -> None:
         ("driver", {"gpus": (gpu(capability="8.6"),), "torch": {"archs": ["sm_80"]}}, []),
         ("driver", {"gpus": (gpu(driver="550.1"),)}, [("b", "warning", "driver-differs")]),
         ("fabric", {"gpus": (gpu(),), "fabric": {"states": "In Progress", "service": "inactive"}}, [("b", "error", "fabricmanager-down")]),
+        ("fabric", {"gpus": (gpu(),), "fabric": {"states": "Completed", "service": "active", "version": "580.1"}}, []),
+        ("fabric", {"gpus": (gpu(),), "fabric": {"states": "Completed", "service": "active", "version": "575.57"}},
+         [("b", "error", "fabricmanager-version")]),
     ],
 )  # fmt: skip
 def test_one_node_that_is_ill(

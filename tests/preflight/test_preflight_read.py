@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longspan.preflight import remote
+from longspan.preflight import gather_gpu, remote
 from longspan.preflight.addresses import is_same_address, why_unreachable
 from longspan.preflight.groups import read_group, rounds
 from longspan.preflight.read import (
@@ -211,3 +211,16 @@ def test_what_is_sent_to_a_node_stays_out_of_argv() -> None:
     assert "hf_secret" in line
     assert "\n" not in line
     assert "hf_secret" not in remote.BOOT
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Fabric Manager version is : 550.54.15\n", "550.54.15"),
+        ("Fabric Manager version is: 580.95.05.", "580.95.05"),
+        ("usage: …", ""),
+    ],
+)
+def test_the_fabric_managers_version(text: str, version: str) -> None:
+    """Out of what `nv-fabricmanager --version` prints."""
+    assert gather_gpu.version_in(text) == version

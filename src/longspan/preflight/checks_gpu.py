@@ -151,11 +151,11 @@ def _covered(capability: str, archs: set[str]) -> bool:
 
 
 def fabric(scene: Scene) -> Outcome:
-    """On NVSwitch machines the fabric manager has finished."""
+    """On NVSwitch machines the fabric manager has finished, and is of the driver's version."""
     nodes = [node for node in scene.workers if node.fabric.get("states", "").replace("N/A", "").strip(", ")]
     if not nodes:
         return Outcome(skipped="no node has an NVSwitch fabric")
-    found = tuple(
+    found = [
         finding(
             node.name, "error", "fabricmanager-down",
             f"The NVSwitch fabric of {node.name} is not ready ({node.fabric['states']}): CUDA fails with “system not yet initialized”.",
@@ -163,8 +163,20 @@ def fabric(scene: Scene) -> Outcome:
         )
         for node in nodes
         if {state.strip() for state in node.fabric["states"].split(",")} - {"Completed", "N/A"}
-    )  # fmt: skip
-    return Outcome(found, seen="completed")
+    ]  # fmt: skip
+    for node in nodes:
+        manager, of_driver = node.fabric.get("version", ""), node.gpus[0].driver if node.gpus else ""
+        if manager and of_driver and manager != of_driver:
+            found.append(
+                finding(
+                    node.name, "error", "fabricmanager-version",
+                    f"The fabric manager of {node.name} is {manager}, its driver {of_driver}: it starts only with exactly the driver's"
+                    " version, and without it CUDA fails with “system not yet initialized” after the next boot.",
+                    f"Install nvidia-fabricmanager {of_driver} there and restart it; hold both packages at one version.",
+                    where="nv-fabricmanager --version", evidence=f"fabric manager {manager}, driver {of_driver}",
+                )
+            )  # fmt: skip
+    return Outcome(tuple(found), seen="completed, of the driver's version")
 
 
 def custom_all_reduce(scene: Scene) -> Outcome:
@@ -193,7 +205,8 @@ CHECKS = (
           _with_gpus(health)),
     Check("driver", "gpus", "torch.cuda.init() works, the build covers the GPU, drivers equal", "ranks die at the first CUDA call",
           "torch.cuda.init(); torch.cuda.get_arch_list()", "FunASR#2973, llm-d#706, vllm PR#39878", _with_gpus(driver)),
-    Check("fabric", "gpus", "NVSwitch fabric Completed", "CUDA error 802", "nvidia-smi -q; systemctl", "MiniMax-M2.5#9", _with_gpus(fabric)),
+    Check("fabric", "gpus", "NVSwitch fabric Completed, fabric manager of the driver's version", "CUDA error 802",
+          "nvidia-smi -q; nv-fabricmanager --version", "MiniMax-M2.5#9; NVIDIA Fabric Manager User Guide", _with_gpus(fabric)),
     Check("custom-all-reduce", "gpus", "off where TP spans hosts", "all ranks wait without a word", "layout", "vllm#52778, vllm#53894",
           _with_gpus(custom_all_reduce)),
 )  # fmt: skip

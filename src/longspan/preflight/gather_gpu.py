@@ -60,14 +60,28 @@ def topology(_: dict[str, Any]) -> str:
 
 
 def fabric(_: dict[str, Any]) -> dict[str, str]:
-    """The fabric manager's service and each GPU's fabric state."""
+    """The fabric manager's service and version, and each GPU's fabric state."""
     text = command("nvidia-smi", "-q")
     states = re.findall(r"^ +Fabric\n +State +: (.+)$", text, re.MULTILINE)
     try:
         service = command("systemctl", "is-active", "nvidia-fabricmanager").strip()
     except (OSError, ValueError) as error:
         service = str(error)
-    return {"states": ",".join(states), "service": service}
+    return {"states": ",".join(states), "service": service, "version": fabric_manager_version()}
+
+
+def fabric_manager_version() -> str:
+    """Of the program that `systemctl start nvidia-fabricmanager` runs; empty where it is not installed."""
+    try:
+        return version_in(command("nv-fabricmanager", "--version"))
+    except (OSError, ValueError):
+        return ""
+
+
+def version_in(text: str) -> str:
+    """The version in "Fabric Manager version is : 550.54.15"; empty where there is none."""
+    found = re.search(r"version is\s*:\s*(\d[\d.]*)", text)
+    return found[1].rstrip(".") if found else ""
 
 
 def torch(_: dict[str, Any]) -> str:
