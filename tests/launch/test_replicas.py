@@ -11,7 +11,16 @@ from world import World
 
 from longspan.deployment import NodeSpec
 from longspan.launch.actions import SetGateway
-from longspan.launch.events import AgentJoined, AgentSilent, DownAsked, Exited, Scaled, Suspected, Wished
+from longspan.launch.events import (
+    AgentJoined,
+    AgentSilent,
+    DownAsked,
+    Drained,
+    Exited,
+    Scaled,
+    Suspected,
+    Wished,
+)
 from longspan.launch.fence import MAX_RESTARTS
 from longspan.launch.replica import DRAIN_SECONDS
 
@@ -225,6 +234,26 @@ def test_drain_releases_the_gpus_and_restore_takes_them_again(two: World) -> Non
     two.tell(Wished("r1", "restore"))
     two.run(60)
     assert phases(two) == {"r0": "serving", "r1": "serving"}
+
+
+def test_a_drain_that_is_lifted_while_the_engine_ends_brings_it_back(two: World) -> None:
+    """Its end goes on, since it has begun; then another one starts."""
+    two.tell(Wished("r1", "drain"))
+    two.tell(Drained("r1"))
+    assert phases(two)["r1"] == "fencing"
+    two.tell(Wished("r1", "restore"))
+    two.run(60)
+    assert phases(two)["r1"] == "serving"
+    assert two.machine.replicas.by_name["r1"].epoch > 2
+
+
+def test_one_that_dies_while_it_is_drained_stays_down(two: World) -> None:
+    """It is not started again only to be drained."""
+    two.streams["r1"] = two.now + 100
+    two.tell(Wished("r1", "drain"))
+    two.kill_rank("r1")
+    two.run(60)
+    assert phases(two)["r1"] == "drained"
 
 
 def test_isolate_keeps_the_engine(two: World) -> None:

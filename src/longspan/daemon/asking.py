@@ -69,7 +69,7 @@ async def undisturbed(admin: str, key: str) -> set[str]:
     found = await _gateway_status(admin, key)
     try:
         rows = found["replicas"] if found else []
-        return {str(row["name"]) for row in rows if row["state"] == "draining" and row["inflight"] == 0}
+        return {str(row["name"]) for row in rows if row["state"] != "ready" and row["inflight"] == 0}
     except (LookupError, TypeError):
         return set()
 

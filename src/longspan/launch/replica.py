@@ -209,7 +209,9 @@ class Replica:
         self.restarts.append((now, what))
         del self.restarts[:-MAX_RESTARTS_TOLD]
         out = SetGateway("out", f"the engine is being restarted: {what}", self.name)
-        return [out, *self._end("gone" if self.leaving else "ports", now, pause, collect=True)]
+        # What was to be drained has nothing left to finish.
+        then: Then = "gone" if self.leaving else "drained" if self.traffic.is_draining else "ports"
+        return [out, *self._end(then, now, pause, collect=True)]
 
     def abandon(self, now: float) -> list[Action]:
         """It is given up while others serve: its processes end, and it stays out until it is restored."""
@@ -323,8 +325,11 @@ class Replica:
     def wish(self, subject: str, wish: str, now: float) -> list[Action]:
         """The operator's drain, isolate or restore. What was drained or has failed is started again by a restore."""
         self.traffic.hold(subject, wish, all_of_it=subject == self.name)
-        if wish == "restore" and self.phase in {"drained", "failed"} and not self.traffic.is_draining:
-            return self.begin(now)
+        if wish == "restore" and not self.traffic.is_draining:
+            if self.phase in {"drained", "failed"}:
+                return self.begin(now)
+            if self.fence and self.then == "drained":
+                self.then, self.fence.next_wanted = "ports", True
         return self._setting(now) if self.phase == "serving" else []
 
     def drained(self, now: float) -> list[Action]:
