@@ -356,6 +356,7 @@ def test_traffic_by_hand(start: Callable[..., Drive]) -> None:
     assert drive.do(Suspected("a", "")) == [SetGateway("out", "isolated by the operator: b")]
     assert drive.do(Wished("b", "restore")) == [SetGateway("draining", "drained by the operator: r0")]
     assert drive.do(Wished("c", "isolate")) == []
+    assert drive.do(Wished("r0", "restore")) == [SetGateway("ready")]
     drive.do(Exited("a", "launcher", 1))
     assert drive.do(Wished("b", "isolate")) == []
     fenced(drive)
