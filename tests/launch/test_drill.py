@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan.errors import InputError
-from longspan.launch.drill import FAULTS, FRONT, Request, conclude, target
+from longspan.launch.drill import CONTROLLER, FAULTS, FRONT, Request, conclude, target
 
 STATUS: dict[str, Any] = {
     "replicas": [
@@ -26,6 +26,7 @@ def test_whom_it_strikes() -> None:
         "a",
         {"module": "longspan.launch.ray_driver", "signal": "KILL", "replica": "r1"},
     )
+    assert target("kill-controller", STATUS) == (CONTROLLER, {"signal": "KILL"})
     assert target("kill-gateway", STATUS) == (FRONT, {"module": "longspan.gateway", "signal": "KILL"})
 
 

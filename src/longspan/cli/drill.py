@@ -43,7 +43,7 @@ def command(
 ) -> int:
     """Break something on purpose and time detection, rerouting and recovery.
 
-    FAULT is kill-rank, kill-launcher, kill-gateway, freeze-rank or pause-rank.
+    FAULT is kill-rank, kill-launcher, kill-gateway, kill-controller, freeze-rank or pause-rank.
     """
     record = control.running(name)
     status = control.request(record, "/v1/status")

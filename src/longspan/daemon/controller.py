@@ -475,6 +475,15 @@ class Controller:
             )
         except (ValueError, LookupError, TypeError, AttributeError, InputError) as error:
             raise web.HTTPBadRequest(text=f"no fault: {error}\n") from error
+        if node == drill.CONTROLLER:
+            if not self.supervisor:
+                raise web.HTTPConflict(
+                    text="nobody supervises this controller, so nobody would start another one\n"
+                )
+            asyncio.get_running_loop().call_later(
+                0.2, os.kill, os.getpid(), signal.SIGKILL
+            )  # after the answer
+            return web.json_response({"node": node})
         if wanted.get("resume"):
             arguments["signal"] = "CONT"
         await self.feed(Struck(node, arguments))

@@ -13,6 +13,7 @@ from longspan.errors import InputError
 
 Outcome = Literal["answered", "refused", "cut", "hung"]
 FRONT = "front"
+CONTROLLER = "controller"  # which no agent runs: it strikes itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ FAULTS: dict[str, Fault] = {
         "KILL", "longspan.launch.ray_driver", "kill the launcher, and with it the reservation"
     ),
     "kill-gateway": Fault("KILL", "longspan.gateway", "kill the gateway"),
+    "kill-controller": Fault(
+        "KILL", "longspan.daemon.controller", "kill the controller; another one must go on from its record"
+    ),
     "freeze-rank": Fault("STOP", "", "freeze one rank's process for good; the restart must end it"),
     "pause-rank": Fault(
         "STOP", "", "freeze one rank's process for 5 s: a blip that must cost no restart", 5.0
@@ -69,6 +73,8 @@ def target(
     if wanted not in ranks:
         raise InputError(f"There is no rank {wanted}.", f"There are ranks 0 to {max(ranks)}.")
     if kind.module:
+        if fault == "kill-controller":
+            return CONTROLLER, {"signal": kind.signal}
         if fault == "kill-gateway":
             return FRONT, {"module": kind.module, "signal": kind.signal}
         engine = {"module": kind.module, "signal": kind.signal, "replica": struck}
