@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from longspan.daemon import controller as controller_module
 from longspan.daemon.controller import CLOCK_SECONDS, AgentLink, Controller, silences
 from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.launch.events import AgentSilent, DownAsked, Lines
+from longspan.launch.events import AgentSilent, DownAsked, Drained, Lines, Scaled
 from longspan.launch.steps import Steps
 
 SPEC = DeploymentSpec(
@@ -24,19 +28,129 @@ SPEC = DeploymentSpec(
 
 
 @contextlib.asynccontextmanager
-async def controller(home: Path) -> AsyncIterator[tuple[Controller, TestClient[Any, Any]]]:
+async def controller(
+    home: Path, spec: DeploymentSpec = SPEC
+) -> AsyncIterator[tuple[Controller, TestClient[Any, Any]]]:
     """A controller whose agents are not started, and a client of it."""
     places = Places(home / "t")
     write_private(places.api_key, "lsp_test")
-    found = Controller(places, SPEC, "127.0.0.1")
+    found = Controller(places, spec, "127.0.0.1")
     found.machine.begin(0.0)
     app = web.Application()
     app.router.add_post("/v1/agents/{name}/events", found.post_events)
     app.router.add_get("/v1/agents/{name}/commands", found.get_commands)
+    app.router.add_post("/v1/strike", found.post_strike)
     async with TestClient(TestServer(app)) as client:
         client.session.headers["Authorization"] = f"Bearer {found.agent_key}"
         yield found, client
     found.history.close()
+
+
+@contextlib.asynccontextmanager
+async def watched(
+    found: Controller, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[list[object]]:
+    """The controller looks at a gateway that says what `told` holds, with the operator's key; yields the events it makes of it."""
+    monkeypatch.setattr(controller_module, "GATEWAY_SECONDS", 0.01)
+    taken: list[object] = []
+
+    async def feed(event: object) -> None:
+        taken.append(event)
+
+    async def status(request: web.Request) -> web.Response:
+        right = request.headers["Authorization"] == f"Bearer {found.operator_key}"
+        return web.json_response(told if right else {}, status=told["status"] if right else 401)
+
+    monkeypatch.setattr(found, "feed", feed)
+    app = web.Application()
+    app.router.add_get("/admin/status", status)
+    async with TestServer(app) as server:
+        found.machine.gateway_admin = f"127.0.0.1:{server.port}"
+        looking = asyncio.create_task(found._watch_gateway())
+        try:
+            yield taken
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+
+async def until(seen: Callable[[], object]) -> None:
+    """Waits for something true."""
+    async with asyncio.timeout(20):
+        while not seen():  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.01)
+
+
+def test_what_is_drained_is_released_once_the_gateway_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while it has requests left, nor before the gateway knows that it is to send nothing new, nor of an answer that is none."""
+
+    async def test() -> None:
+        async with controller(tmp_path) as (found, _):
+            row = {"name": "r0", "state": "ready", "inflight": 0, "capacity": 4}
+            told = {"status": 200, "replicas": [row], "queue_seconds": {}}
+            found.machine.replicas.by_name["r0"].draining_since = 1.0
+            async with watched(found, told, monkeypatch) as taken:
+                await asyncio.sleep(0.1)
+                row.update(state="draining", inflight=1)
+                await asyncio.sleep(0.1)
+                told["replicas"] = ["?"]
+                await asyncio.sleep(0.1)
+                assert taken == []
+                row.update(inflight=0)
+                told["replicas"] = [row]
+                await until(lambda: taken)
+                assert taken[0] == Drained("r0")
+
+    asyncio.run(test())
+
+
+def test_a_long_queue_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it shall, and only once the deployment has served; status tells why."""
+    monkeypatch.setattr("longspan.launch.autoscale.UP_SECONDS", 0.05)
+    spec = replace(SPEC, placement=(("n1",), ("n1",)), autoscale_least=1, autoscale_queue_seconds=2.0)
+    told = {
+        "status": 200, "queue_seconds": {"m": 9.0},
+        "replicas": [{"name": "r0", "state": "ready", "inflight": 8, "capacity": 4}],
+    }  # fmt: skip
+
+    async def test() -> None:
+        async with controller(tmp_path, spec) as (found, _):
+            async with watched(found, told, monkeypatch) as taken:
+                found.machine.replicas.by_name["r0"].phase = "serving"
+                await asyncio.sleep(0.2)
+                assert taken == []
+                found.machine.replicas.served = True
+                await until(lambda: taken)
+                assert taken[0] == Scaled(2)
+            scaling = found.status()["autoscale"]
+            assert (scaling["least"], scaling["most"], scaling["last"]["replicas"]) == (1, 2, 2)
+            assert "9.0 s of queue, more than 2 s" in scaling["last"]["reason"]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_drill_of_the_controller_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervised: bool
+) -> None:
+    """It kills itself after it has answered, but only where somebody starts another one."""
+    killed: list[tuple[int, int]] = []
+
+    async def test() -> None:
+        async with controller(tmp_path) as (found, client):
+            monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+            found.supervisor = 1 if supervised else 0
+            key = {"Authorization": f"Bearer {found.operator_key}"}
+            answer = await client.post("/v1/strike", json={"fault": "kill-controller"}, headers=key)
+            assert answer.status == (200 if supervised else 409)
+            if supervised:
+                await until(lambda: killed)
+            await asyncio.sleep(0.3)
+
+    asyncio.run(test())
+    assert killed == ([(os.getpid(), signal.SIGKILL)] if supervised else [])
 
 
 def lines(text: str) -> dict[str, Any]:

@@ -32,19 +32,6 @@ async def ask(question: Ask, machine: Steps, api_key: str, engine_key: str) -> A
     return await evidence(gateway, engine)
 
 
-async def load_seen(admin: str, key: str) -> Seen | None:
-    """What the gateway says about queue and load; None if it is away.
-
-    Args:
-        admin: its admin address, HOST:PORT.
-    """
-    found = await _gateway_status(admin, key)
-    try:
-        return seen_of(found) if found else None
-    except (ValueError, LookupError, TypeError):
-        return None
-
-
 def seen_of(status: dict[str, Any]) -> Seen:
     """The load out of the gateway's own status.
 
@@ -60,21 +47,22 @@ def seen_of(status: dict[str, Any]) -> Seen:
     )
 
 
-async def undisturbed(admin: str, key: str) -> set[str]:
-    """The replicas that the gateway sends nothing new and that have none of its requests left; none if it is away.
+def undisturbed(status: dict[str, Any]) -> set[str]:
+    """The replicas that the gateway sends nothing new and that have none of its requests left, out of its own status.
+
+    Raises:
+        LookupError, TypeError: it is of another form.
+    """
+    rows = status["replicas"]
+    return {str(row["name"]) for row in rows if row["state"] != "ready" and row["inflight"] == 0}
+
+
+async def gateway_status(admin: str, key: str) -> dict[str, Any] | None:
+    """What the gateway tells of itself; None if it is away.
 
     Args:
         admin: its admin address, HOST:PORT.
     """
-    found = await _gateway_status(admin, key)
-    try:
-        rows = found["replicas"] if found else []
-        return {str(row["name"]) for row in rows if row["state"] != "ready" and row["inflight"] == 0}
-    except (LookupError, TypeError):
-        return set()
-
-
-async def _gateway_status(admin: str, key: str) -> dict[str, Any] | None:
     headers = {"Authorization": f"Bearer {key}"}
     try:
         async with (
@@ -93,7 +81,7 @@ async def traffic(admin: str, key: str) -> dict[str, Any] | None:
     Args:
         admin: its admin address, HOST:PORT.
     """
-    found = await _gateway_status(admin, key)
+    found = await gateway_status(admin, key)
     try:
         return found and {
             "running": int(found["running"]), "waiting": sum(found["waiting"].values()), "requests": found["requests"],

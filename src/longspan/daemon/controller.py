@@ -47,7 +47,7 @@ from longspan.launch.actions import (
     StopAll,
     Sweep,
 )
-from longspan.launch.autoscale import Autoscale, Bounds
+from longspan.launch.autoscale import Autoscale, Bounds, Seen
 from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
@@ -70,6 +70,7 @@ from longspan.launch.traffic import WISHES
 
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
+GATEWAY_SECONDS = 1.0
 
 
 def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: float) -> list[AgentSilent]:
@@ -295,8 +296,6 @@ class Controller:
             for event in silent:
                 await self.feed(event)
             await self._suspect({event.node: event.seconds for event in silent})
-            await self._look_for_drained()
-            await self._autoscale()
             last = now
             if self.supervisor and os.getppid() != self.supervisor:
                 self._write_record()  # it was ended, and we go on by ourselves
@@ -312,38 +311,37 @@ class Controller:
         ]:
             await self.feed(Suspected(node, ""))
 
-    async def _look_for_drained(self) -> None:
-        """Whether the gateway is done with what is being drained; nobody asks it while nothing is."""
-        draining = [
-            name for name, one in self.machine.replicas.by_name.items() if one.draining_since is not None
-        ]
-        if draining and self.machine.gateway_admin:
-            done = await asking.undisturbed(self.machine.gateway_admin, self.operator_key)
+    async def _watch_gateway(self) -> None:
+        """Lets the gateway's figures count, for ever: apart from the clock, which a gateway that hangs must not hold up."""
+        while True:
+            await asyncio.sleep(GATEWAY_SECONDS)
+            machine = self.machine
+            draining = [one.name for one in machine.replicas if one.draining_since is not None]
+            scales = self.autoscale is not None and machine.replicas.served
+            if not machine.gateway_admin or machine.stopping or not (draining or scales):
+                continue  # nobody has a use for them
+            found = await asking.gateway_status(machine.gateway_admin, self.operator_key)
+            try:
+                done = asking.undisturbed(found) if found else set()
+                seen = asking.seen_of(found) if found else None
+            except (ValueError, LookupError, TypeError) as error:
+                print(f"the gateway's status cannot be read: {error!r}", flush=True)
+                continue
             for name in draining:
                 if name in done:
                     await self.feed(Drained(name))
+            if self.autoscale and seen and scales:
+                await self._scale(self.autoscale, seen)
 
-    async def _autoscale(self) -> None:
-        """Lets the queue decide how many replicas there are, where it shall."""
-        machine = self.machine
-        if (
-            self.autoscale is None
-            or not machine.replicas.served
-            or machine.stopping
-            or not machine.gateway_admin
-        ):
-            return
-        seen = await asking.load_seen(machine.gateway_admin, self.operator_key)
-        if seen is None:
-            return
-        serving = sum(one.phase == "serving" and one.traffic.is_free for one in machine.replicas)
-        found = self.autoscale.decide(
-            seen, wanted=machine.replicas.wanted, serving=serving, now=time.monotonic()
-        )
+    async def _scale(self, autoscale: Autoscale, seen: Seen) -> None:
+        """Lets the queue decide how many replicas there are."""
+        replicas = self.machine.replicas
+        serving = sum(one.phase == "serving" and one.traffic.is_free for one in replicas)
+        found = autoscale.decide(seen, wanted=replicas.wanted, serving=serving, now=time.monotonic())
         if found:
             wanted, reason = found
             self.scaled = {"replicas": wanted, "reason": reason, "unix_seconds": round(time.time(), 1)}
-            print(f"{wanted} replicas instead of {machine.replicas.wanted}: {reason}", flush=True)
+            print(f"{wanted} replicas instead of {replicas.wanted}: {reason}", flush=True)
             await self.feed(Scaled(wanted))
 
     def _watch_engines(self) -> None:
@@ -574,6 +572,7 @@ class Controller:
             self.perform(self.machine.begin(self.start.begun))
             self._note()
         clock = asyncio.create_task(self._clock())
+        self._spawn(self._watch_gateway())
         self._spawn(self.telemetry.run(self.url))
         await self.gone.wait()
         with contextlib.suppress(OSError):
