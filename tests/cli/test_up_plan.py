@@ -146,6 +146,35 @@ def test_one_replica_of_several(files: Files) -> None:
     assert files.deployment(replica="r0").pp == 2
 
 
+def test_all_replicas_of_a_plan_that_are_alike(files: Files, machine: Any) -> None:
+    """Each where the plan has it, on the devices of all of them; options that say the same as the plan are refused."""
+    machine(gpus=8)
+    files.save(TWO, replace(TWO, name="r1", places=(Place("b", 0), Place("a", 1))))
+    spec = files.deployment()
+    assert (spec.replicas, spec.max_replicas, spec.placement) == (2, 2, (("a", "b"), ("b", "a")))
+    assert [(node.name, node.gpus, node.gpu_ids) for node in spec.nodes] == [
+        ("a", 2, (1, 2)),
+        ("b", 2, (0, 3)),
+    ]
+    assert [node.name for node in spec.of_replica(1).rank_nodes()] == ["b", "a"]
+    assert DeploymentSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    with pytest.raises(errors.InputError, match="and so does --replicas"):
+        files.deployment(replicas=2)
+
+
+def test_two_replicas_of_a_plan_on_this_machine(files: Files, machine: Any) -> None:
+    """Which is not called what the plan calls it."""
+    machine(gpus=4)
+    files.save(
+        replace(ONE, name="r0", layout=Layout(), places=(Place("a", 2),)),
+        replace(ONE, layout=Layout(), places=(Place("a", 0),)),
+    )
+    spec = files.deployment(cluster=None)
+    assert spec.placement == (("node-1",), ("node-1",))
+    assert [(node.name, node.gpus, node.gpu_ids) for node in spec.nodes] == [("node-1", 2, (0, 2))]
+    assert [node.name for node in spec.rank_nodes()] == ["node-1", "node-1"]
+
+
 def test_a_ray_that_runs(files: Files, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray hands out its devices itself, so none are named; hosts that the plan does not use need not be there."""
     machine(gpus=8)

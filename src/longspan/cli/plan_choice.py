@@ -42,12 +42,16 @@ class PlanChoice:
         """Names of the nodes that they stand on, in the order of their ranks."""
         return tuple(dict.fromkeys(name for replica in self.replicas for name in replica.nodes))
 
-    @property
-    def placement(self) -> tuple[tuple[str, ...], ...]:
-        """Replica -> rank -> node; empty for a single one, which fills its nodes in their order."""
+    def placement(self, nodes: Sequence[NodeSpec]) -> tuple[tuple[str, ...], ...]:
+        """Replica -> rank -> node; empty for a single one, which fills its nodes in their order.
+
+        Args:
+            nodes: what its nodes are, in the order of `self.nodes`: this machine has a name of its own.
+        """
         if not self.others:
             return ()
-        return tuple(tuple(place.node for place in replica.places) for replica in self.replicas)
+        called = {name: node.name for name, node in zip(self.nodes, nodes, strict=True)}
+        return tuple(tuple(called[place.node] for place in replica.places) for replica in self.replicas)
 
     @property
     def executor(self) -> Executor:

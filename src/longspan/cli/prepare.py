@@ -87,7 +87,7 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
             refuse_too_many(nodes, layout, placed, request.slots)
     else:
         layout, nodes = choice.replica.layout, place_planned(choice, device, hosts, on_cluster)
-        placed = choice.placement
+        placed = choice.placement(nodes)
     served_name = request.served_name or found.served_name
     spec = DeploymentSpec(
         name=request.name,
@@ -107,7 +107,7 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         ray_first_port=ports.first if (ports := ray_ports_of(hosts)) else None,
         ray_head=ray_head_of(hosts),
         gateway_extra=_gateway_extra(request, served_name),
-        replicas=request.replicas or len(choice.placement if choice else ()) or 1,
+        replicas=request.replicas or (len(choice.replicas) if choice else 1),
         placement=placed,
         autoscale_least=request.autoscale[0] if request.autoscale else 0,
         autoscale_queue_seconds=request.autoscale[2] if request.autoscale else 0.0,
