@@ -66,7 +66,6 @@ def warnings(result: Result) -> list[str]:
 
 def html(result: Result) -> str:
     """The whole page: no script, no request to anywhere."""
-    title = escape(f"Load test {result.result_id}")
     cautions = "".join(f'<p class="bad">{escape(text)}</p>' for text in warnings(result))
     notes = "".join(f"<li>{escape(note)}</li>" for note in result.notes)
     figures = "".join(
@@ -78,16 +77,24 @@ def html(result: Result) -> str:
         f"<tr><td>{escape(name)}</td><td>{'unknown' if value is None else escape(str(value))}</td></tr>"
         for name, value in sorted(result.conditions.items())
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
+    return page(
+        f"Load test {result.result_id}",
         f"<p>{escape(result.model)} at {escape(result.url or 'an unknown address')}, {len(result.requests):,} requests</p>"
         f'{cautions}<h2>Latency</h2><div class="plots">{"".join(_plots(result))}</div>'
         f'<h2>Figures</h2><div class="scroll"><table><thead><tr><th>Figure</th><th>Value</th><th>95 % interval</th>'
         f"<th>Note</th></tr></thead><tbody>{figures}</tbody></table></div>"
         f'<h2>Conditions</h2><div class="scroll"><table><tbody>{conditions}</tbody></table></div>'
-        f"<h2>Notes</h2><ul>{notes}</ul></body></html>\n"
+        f"<h2>Notes</h2><ul>{notes}</ul>",
+    )
+
+
+def page(title: str, body: str) -> str:
+    """One page that needs nothing else. title: text; body: HTML."""
+    head = escape(title)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{head}</title><style>{STYLE}</style></head><body><h1>{head}</h1>{body}</body></html>\n"
     )
 
 
@@ -118,12 +125,13 @@ def markdown(result: Result) -> str:
     lines = [f"### Load test {_cell(result.result_id)}: {_cell(result.model)}", ""]
     lines += [f"**{_cell(text)}**\n" for text in warnings(result)]
     lines += ["| Figure | Value | 95 % interval | Note |", "|---|---:|---:|---|"]
-    lines += [_line(row) for row in rows(result)]
+    lines += [table_line(row) for row in rows(result)]
     lines += ["", *(f"- {_cell(note)}" for note in result.notes)]
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: Sequence[str]) -> str:
+def table_line(cells: Sequence[str]) -> str:
+    """One line of a table in Markdown."""
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from longspan.bench.plots import plot
-from longspan.bench.report import STYLE
+from longspan.bench.report import page, table_line
 from longspan.bench.result import Result
 from longspan.bench.sweep import Highest, Point, holds, knee
 
@@ -134,12 +134,14 @@ def table(sweep: Sweep) -> list[list[str]]:
 def markdown(sweep: Sweep) -> str:
     """To paste."""
     head, *rows = table(sweep)
-    lines = [*sentences(sweep), "", _row(head), _row(["---"] * len(head)), *(_row(row) for row in rows)]
+    lines = [
+        *sentences(sweep),
+        "",
+        table_line(head),
+        table_line(["---"] * len(head)),
+        *(table_line(row) for row in rows),
+    ]
     return "\n".join(lines) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _cells(row: Sequence[str]) -> str:
@@ -150,7 +152,6 @@ def html(sweep: Sweep) -> str:
     """The whole page: no script, no request to anywhere."""
     head, *rows = table(sweep)
     first = sweep.runs[0][1] if sweep.runs else None
-    title = escape(f"Sweep over {sweep.over}" + (f": {first.model}" if first else ""))
     points = sweep.points
     plots = [
         plot("Output over load", sweep.unit, "tok/s", [(p.load, p.throughput) for p in points], is_line=True),
@@ -166,10 +167,8 @@ def html(sweep: Sweep) -> str:
     body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
     said = "".join(f"<p>{escape(text)}</p>" for text in sentences(sweep))
     where = escape(first.url) if first else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1><p>{where}</p>{said}"
-        f'<div class="plots">{"".join(plots)}</div>'
-        f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div></body></html>\n'
+    return page(
+        f"Sweep over {sweep.over}" + (f": {first.model}" if first else ""),
+        f'<p>{where}</p>{said}<div class="plots">{"".join(plots)}</div>'
+        f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>',
     )

@@ -3,16 +3,14 @@
 import contextlib
 import hashlib
 import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from longspan.bench import gathered
+from longspan.bench import gathered, probe
 from longspan.bench.job import Target
 from longspan.cli import control
 from longspan.daemon.places import Places, state_root
-from longspan.errors import ControlPlaneError
+from longspan.errors import BenchError, ControlPlaneError
 
 TIMEOUT_SECONDS = 5
 
@@ -21,9 +19,8 @@ def conditions(target: Target, model: str) -> dict[str, Any]:
     """The lock of what answers at an address; what cannot be learned is None, said openly."""
     found = deployment_at(target)
     if found is None:
-        base = target.url
-        models, version = _json(f"{base}/v1/models", target.key), _json(f"{base}/version", target.key)
-        return gathered.of_endpoint(models, version, _text(f"{base}/metrics", target.key), model)
+        models, version = _json(target, "/v1/models"), _json(target, "/version")
+        return gathered.of_endpoint(models, version, _text(target, "/metrics"), model)
     places, status = found
     spec = json.loads(places.spec.read_text())["spec"]
     return {
@@ -59,22 +56,18 @@ def _digest(path: Path, extra: str) -> str | None:
     return hashlib.sha256("\n".join([*kept, extra]).encode()).hexdigest()[:16]
 
 
-def _text(url: str, key: str) -> str:
+def _text(target: Target, path: str) -> str:
     """What is told there; empty where it is not."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
-            return str(answer.read(1 << 22).decode("utf-8", "replace"))
-    except (OSError, ValueError) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
+        status, content = probe.ask(target, "GET", path, seconds=TIMEOUT_SECONDS)
+    except BenchError:
         return ""
+    return content.decode("utf-8", "replace") if status == 200 else ""
 
 
-def _json(url: str, key: str) -> dict[str, Any] | None:
+def _json(target: Target, path: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(_text(url, key))
+        found = json.loads(_text(target, path))
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

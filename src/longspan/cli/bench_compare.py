@@ -14,6 +14,7 @@ from longspan.bench.conditions import Permission, permission
 from longspan.bench.cut import cut
 from longspan.bench.result import Result
 from longspan.bench.store import find
+from longspan.cli.bench_options import verdict_options
 from longspan.cli.bench_store import store_option
 from longspan.errors import ConditionsError, InputError, UndecidedError, UnsoundRunError, WorseError
 
@@ -25,22 +26,11 @@ _TURN = "A and B did not run in turn: whatever else changed between the two runs
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@click.option(
-    "--allow", multiple=True, metavar="NAME",
-    help="A condition that may differ, because it is what is under test: engine/version, or layout for all below it.",
-)  # fmt: skip
-@click.option("--strict", is_flag=True, help="What one side does not know about its conditions forbids too.")
-@click.option(
-    "--unsound", is_flag=True, help="Compare although a run measured its client, or its counts differ."
-)
+@verdict_options
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="Decide by this; may be given again."
 )
 @click.option("--objective", "objectives", multiple=True, metavar="NAME=SECONDS", help="ttft, tpot or e2el.")
-@click.option(
-    "--margin", type=click.FloatRange(0, 100), default=2.0, show_default=True, metavar="PERCENT",
-    help="Changes within it do not matter.",
-)  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the resampling.")
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")

@@ -101,3 +101,24 @@ _OPTIONS = (
 def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds them to a command, in their order."""
     return reduce(lambda found, option: option(found), reversed(_OPTIONS), function)
+
+
+_VERDICT = (
+    click.option(
+        "--allow", multiple=True, metavar="NAME",
+        help="A condition that may differ, because it is what is under test: engine/version, or layout for all below it.",
+    ),
+    click.option("--strict", is_flag=True, help="What one side does not know about its conditions forbids too."),
+    click.option(
+        "--unsound", is_flag=True, help="Compare although a run measured its client, or its counts differ."
+    ),
+    click.option(
+        "--margin", type=click.FloatRange(0, 100), default=2.0, show_default=True, metavar="PERCENT",
+        help="Changes within it do not matter.",
+    ),
+)  # fmt: skip
+
+
+def verdict_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of a verb that says which of two is better."""
+    return reduce(lambda found, option: option(found), reversed(_VERDICT), function)

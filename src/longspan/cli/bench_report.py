@@ -20,8 +20,17 @@ def command(result: str, page: Path | None, store: Path) -> None:
     if page is None:
         click.echo(markdown(found), nl=False)
         return
+    write_page(page, html(found))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Writes it and says where.
+
+    Raises:
+        ResultError: it cannot be written.
+    """
     try:
-        page.write_text(html(found), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ResultError(f"The page cannot be written: {error}.", "Name another file.") from error
-    click.echo(f"{page}", err=True)
+    click.echo(f"{path}", err=True)

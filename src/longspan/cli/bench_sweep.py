@@ -17,8 +17,9 @@ from longspan.bench.sweep_report import Sweep, point_of
 from longspan.cli import bench_measure
 from longspan.cli.bench_measure import Bench
 from longspan.cli.bench_options import load_options
+from longspan.cli.bench_report import write_page
 from longspan.cli.bench_store import store_option
-from longspan.errors import InputError, ResultError
+from longspan.errors import InputError
 
 MOST_POINTS = 16
 
@@ -62,11 +63,7 @@ def command(
     found = _sweep(bench, over, lowest, highest, store)
     _told(found, as_json, as_markdown)
     if page is not None:
-        try:
-            page.write_text(sweep_report.html(found), encoding="utf-8")
-        except OSError as error:
-            raise ResultError(f"The page cannot be written: {error}.", "Name another file.") from error
-        click.echo(f"{page}", err=True)
+        write_page(page, sweep_report.html(found))
     return 130 if found.interrupted else 0
 
 

@@ -16,7 +16,7 @@ from longspan.bench.store import save
 from longspan.cli import bench_measure
 from longspan.cli.bench_compare import EXIT, document, refuse, show, soundness
 from longspan.cli.bench_measure import Bench
-from longspan.cli.bench_options import load_options
+from longspan.cli.bench_options import load_options, verdict_options
 from longspan.cli.bench_store import store_option
 from longspan.errors import InputError, UndecidedError
 
@@ -26,15 +26,7 @@ from longspan.errors import InputError, UndecidedError
 @click.argument("b")
 @load_options
 @click.option("--pairs", type=click.IntRange(2), default=4, show_default=True, help="Blocks of each side.")
-@click.option("--allow", multiple=True, metavar="NAME", help="A condition that may differ: it is under test.")
-@click.option("--strict", is_flag=True, help="What one side does not know about its conditions forbids too.")
-@click.option(
-    "--unsound", is_flag=True, help="Decide although a run measured its client, or its counts differ."
-)
-@click.option(
-    "--margin", type=click.FloatRange(0, 100), default=2.0, show_default=True, metavar="PERCENT",
-    help="Changes within it do not matter.",
-)  # fmt: skip
+@verdict_options
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
