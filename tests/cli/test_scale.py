@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan import errors
-from longspan.cli import control, placing, prepare, up
+from longspan.cli import control, placing, prepare
 from longspan.cli.render import rank_table, replica_lines
+from longspan.cli.request import parse_autoscale
 from longspan.daemon import status
 from longspan.deployment import NodeSpec
 from longspan.launch.events import Scaled, Wished
@@ -201,9 +202,9 @@ def test_too_many_are_refused_with_the_count() -> None:
 
 def test_what_autoscale_says() -> None:
     """Least, most, and seconds, which have a default."""
-    assert up.parse_autoscale("1:4", None, None) == (1, 4, 5.0)
-    assert up.parse_autoscale("2:8:2.5s", None, None) == (2, 8, 2.5)
-    assert up.parse_autoscale(None, 3, None) is None
+    assert parse_autoscale("1:4", None, None) == (1, 4, 5.0)
+    assert parse_autoscale("2:8:2.5s", None, None) == (2, 8, 2.5)
+    assert parse_autoscale(None, 3, None) is None
 
 
 @pytest.mark.parametrize(

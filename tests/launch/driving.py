@@ -264,6 +264,13 @@ class Drive:
                 return found
         raise AssertionError(f"no stage {last}")
 
+    def through(self, count: int) -> None:
+        """The first so many stages; none at all is the beginning of the first."""
+        if not count:
+            self.begin()
+        for stage in self.stages()[:count]:
+            stage()
+
     def stop_answers(self) -> None:
         """Every agent that was asked for evidence gives some, every one that was told to stop says that it has, and those
         that were being started fail to."""

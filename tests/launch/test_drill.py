@@ -26,6 +26,8 @@ def test_whom_it_strikes() -> None:
         "a",
         {"module": "longspan.launch.ray_driver", "signal": "KILL", "replica": "r1"},
     )
+    eleven = {"replicas": [{**STATUS["replicas"][0], "name": f"r{number}"} for number in range(11)]}
+    assert target("kill-rank", eleven)[1]["replica"] == "r10"
     assert target("kill-controller", STATUS) == (CONTROLLER, {"signal": "KILL"})
     assert target("kill-gateway", STATUS) == (FRONT, {"module": "longspan.gateway", "signal": "KILL"})
 

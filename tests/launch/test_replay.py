@@ -66,10 +66,7 @@ class Recorded(Drive):
 def drive_to(stages: int, executor: str = "ray") -> Recorded:
     """A launch that has come so far."""
     drive = Recorded(make_steps(make_spec(executor=executor)))
-    if not stages:
-        drive.begin()
-    for stage in drive.stages()[:stages]:
-        stage()
+    drive.through(stages)
     return drive
 
 

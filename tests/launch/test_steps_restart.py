@@ -250,7 +250,7 @@ def test_a_host_that_is_lost_comes_back(start: Callable[..., Drive]) -> None:
     (launcher,) = drive.answer("ports:a#2", [8000, 8001, 8002, 8003, 8004])
     assert launcher.process.name == "launcher.2"
     assert comes_up(drive) == [SetGateway("ready")]
-    assert drive.machine.lost == {}
+    assert drive.machine.ground.lost == {}
     # Lost once more: calls and Ray's process have names of their own again, and Ray's port is still the first one.
     drive.do(AgentSilent("b", 41))
     drive.answer("collect:a#3", {})

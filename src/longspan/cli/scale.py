@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from longspan.cli import control
+from longspan.daemon.places import Places
 from longspan.errors import CapacityError, ControlPlaneError, InputError
 
 # Streams of a replica that leaves may go on for ten minutes, and large weights load for longer.
@@ -36,7 +37,7 @@ def command(replicas: int, name: str, wait: int, as_json: bool) -> int:
     record = control.running(name)
     _refuse(control.request(record, "/v1/status"), replicas)
     control.request(record, "/v1/scale", body={"replicas": replicas})
-    status = _follow(record, replicas, wait)
+    status = _follow(record, Places.of(name), replicas, wait)
     if as_json:
         click.echo(json.dumps({"replicas": status["replicas"], "wanted_replicas": replicas}))
     else:
@@ -62,14 +63,11 @@ def _refuse(status: dict[str, Any], replicas: int) -> None:
         )
 
 
-def _follow(record: dict[str, Any], replicas: int, wait: int) -> dict[str, Any]:
+def _follow(record: dict[str, Any], places: Places, replicas: int, wait: int) -> dict[str, Any]:
     """Waits until every replica that is wanted serves and every other one is gone."""
     deadline = time.monotonic() + wait
     told: dict[str, str] = {}
-    version = -1
-    while time.monotonic() < deadline:
-        status = control.request(record, f"/v1/status?after={version}")
-        version = status["version"]
+    for status in control.follow(record, places):
         now = {one["name"]: one["phase"] for one in status["replicas"]}
         for name, phase in now.items():
             if told.get(name) != phase:
@@ -84,6 +82,10 @@ def _follow(record: dict[str, Any], replicas: int, wait: int) -> dict[str, Any]:
             )
         if set(now) == {f"r{number}" for number in range(replicas)} and set(now.values()) <= _THERE:
             return status
+        if status["phase"] == "gone":
+            raise ControlPlaneError("The deployment ended meanwhile.", "`longspan status` says why.")
+        if time.monotonic() > deadline:
+            break
     raise ControlPlaneError(
         f"After {wait} s there are not {replicas} replicas yet; it goes on.",
         "`longspan status` shows how far it is.",

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import signal
 import sqlite3
 import sys
@@ -16,7 +15,7 @@ from longspan.cli import check_record, control, preflighting
 from longspan.cli.joining import read_cluster
 from longspan.cli.keys import ensure_api_key
 from longspan.cli.prepare import prepare
-from longspan.cli.request import Request
+from longspan.cli.request import Request, parse_autoscale
 from longspan.cli.room import check_port, check_room
 from longspan.cluster.hosts import HostsFile
 from longspan.daemon.launch_store import LaunchStore
@@ -28,7 +27,6 @@ from longspan.errors import (
     CheckError,
     DeploymentExistsError,
     HostError,
-    InputError,
     LaunchError,
     LongspanError,
     PortError,
@@ -36,7 +34,6 @@ from longspan.errors import (
     RayError,
 )
 from longspan.finding import Finding
-from longspan.launch.autoscale import DEFAULT_QUEUE_SECONDS
 
 FAILURES: dict[str, type[LongspanError]] = {
     "host": HostError,
@@ -189,32 +186,6 @@ def command(
     # Unattended, what is printed goes into somebody's log, where a key does not belong.
     _announce(status, started.new_key if not foreground else None, as_json)
     return _stay(record, places, as_json) if foreground else 0
-
-
-def parse_autoscale(
-    text: str | None, replicas: int | None, max_replicas: int | None
-) -> tuple[int, int, float] | None:
-    """What `--autoscale` says: least and most replicas, and seconds of queue.
-
-    Raises:
-        InputError: it cannot be read, makes no sense, or says the same as another option.
-    """
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,4}):(\d{1,4})(?::(\d+(?:\.\d+)?)s?)?", text)
-    least, most, seconds = (
-        (int(match[1]), int(match[2]), float(match[3] or DEFAULT_QUEUE_SECONDS)) if match else (0, 0, 0.0)
-    )
-    if not 1 <= least < most or not 0 < seconds < 3600:
-        raise InputError(
-            f"--autoscale {text!r} is no range of replicas.",
-            "Write MIN:MAX or MIN:MAX:SECONDS, such as 1:4 or 2:8:3.",
-        )
-    if replicas is not None or max_replicas is not None:
-        raise InputError(
-            "--autoscale says how many replicas there are.", "Leave --replicas and --max-replicas out."
-        )
-    return least, most, seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ def document(
     begun = machine.started["agents"]
     first = machine.ended.get("first token") if group and group.first_token else None
     known = facts(machine)
+    replicas = [_replica(one, now) for one in machine.replicas]
     return {
         "name": spec.name,
         "phase": machine.phase,
@@ -160,9 +161,9 @@ def document(
             }
             for node in machine.nodes
         ],
-        "replicas": [_replica(one, now) for one in machine.replicas],
+        "replicas": replicas,
         "served": machine.replicas.served, "wanted_replicas": machine.replicas.wanted, "max_replicas": spec.max_replicas,
-        "ranks": [row for one in machine.replicas for row in _ranks(one)],
+        "ranks": [row for one in replicas for row in one["ranks"]],
         "phases": _phases(machine, now),
         "engine_phases": {k: round(v - begun, 3) for k, v in (group.engine_times if group else {}).items()},
         "first_token_seconds": round(first - begun, 3) if first else None,
@@ -170,7 +171,7 @@ def document(
         "proof": _proof(group.proof if group else None),
         "lost": [
             {"node": name, "seconds_ago": round(now - lost.since, 1), "step": lost.step}
-            for name, lost in machine.lost.items()
+            for name, lost in machine.ground.lost.items()
         ],
         "restarts": [
             {"seconds_ago": round(now - at, 1), "replica": name, "reason": reason}

@@ -252,6 +252,11 @@ def launcher(
     return Process(process_name("launcher", epoch), argv, env, json.dumps(wanted))
 
 
+def group_id(mark: str, epoch: int) -> str:
+    """What stands in the environment of all processes of one engine group, by which they are told."""
+    return f"{mark}/{epoch}"
+
+
 def process_name(what: str, epoch: int) -> str:
     """Each start of the same thing has its own name, so that nothing late of an old one is taken for the new one's."""
     return what if epoch == 1 else f"{what}.{epoch}"

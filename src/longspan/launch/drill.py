@@ -65,7 +65,7 @@ def target(
         raise InputError(f"There is no fault {fault!r}.", f"There are {', '.join(FAULTS)}.")
     kind = FAULTS[fault]
     replicas = {one["name"]: one for one in status["replicas"]}
-    struck = replica or max(replicas)
+    struck = replica or max(replicas, key=lambda name: int(name[1:]))
     if struck not in replicas:
         raise InputError(f"There is no replica {struck!r}.", f"There are {', '.join(replicas)}.")
     ranks = {row["rank"]: row for row in replicas[struck]["ranks"]}

@@ -102,8 +102,8 @@ class Group:
 
     @property
     def id(self) -> str:
-        """Stands in the environment of all its processes."""
-        return f"{self.mark}/{self.epoch}"
+        """See `commands.group_id`."""
+        return commands.group_id(self.mark, self.epoch)
 
     def _call(self, node: str, what: str, arguments: dict[str, Any]) -> Call:
         call = call_to(node, what, arguments, self.epoch)

@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.finding import Finding
+from longspan.launch import commands
 from longspan.launch.actions import Action, Call, SetGateway, call_to
 from longspan.launch.checkpoint import CheckpointDigest
 from longspan.launch.failure import Failure, FailureKind
 from longspan.launch.fence import MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, Fence
 from longspan.launch.group import Group, GroupPhase
+from longspan.launch.lost_node import LostNode
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.traffic import SCALE, Traffic
 
@@ -36,7 +38,7 @@ class Ground:
 
     Attributes:
         starts: how many groups were started or ended; each has a number of its own, by which all that is its own is told.
-        ports: node -> its free ports; those of a head change with each of its groups.
+        ports: node -> its free ports, as it named them last; of a head also those of its first group.
         joined: agents that answer; lost: hosts that are being brought back.
         references: node -> what one rank says there of the checkpoint; what one replica learned holds for all.
         yardstick: the node whose reference is asked for.
@@ -52,7 +54,7 @@ class Ground:
     digests: dict[str, CheckpointDigest | None] = field(default_factory=dict)
     ports: dict[str, Ports] = field(default_factory=dict)
     joined: set[str] = field(default_factory=set)
-    lost: set[str] = field(default_factory=set)
+    lost: dict[str, LostNode] = field(default_factory=dict)
     references: dict[str, Any] = field(default_factory=dict)
 
     def next_start(self) -> int:
@@ -123,8 +125,8 @@ class Replica:
 
     @property
     def group_id(self) -> str:
-        """What stands in the environment of its engine's processes."""
-        return f"{self.ground.mark}/{self.epoch}"
+        """See `commands.group_id`."""
+        return commands.group_id(self.ground.mark, self.epoch)
 
     def awaits(self, call: str) -> bool:
         """Whether a call's answer is for it."""
@@ -256,7 +258,7 @@ class Replica:
         own = {node.name for node in self.nodes}
         self.fence = Fence(
             self.nodes, self.ground.mark, self.group_id, epoch, self.spec.joins_ray, now,
-            now + pause, len(Ports._fields), absent=self.ground.lost & own, next_wanted=then == "ports",
+            now + pause, len(Ports._fields), absent=self.ground.lost.keys() & own, next_wanted=then == "ports",
         )  # fmt: skip
         evidence = self._collect(epoch, now) if collect else []
         self._enter("fencing", now)

@@ -83,7 +83,7 @@ class Steps:
         gateway_admin: where the gateway tells its figures, HOST:PORT.
         strikes: how many faults drills have made; nobody waits for their answers.
         told: what the logs have said so far, without the time at which they said it.
-        lost: hosts that are being brought back; `losses` counts them.
+        losses: how many hosts were lost so far.
         gateways: how many were started.
     """
 
@@ -103,7 +103,6 @@ class Steps:
     facts: dict[str, Any] = field(default_factory=dict)
     ground: Ground = field(init=False)
     replicas: Replicas = field(init=False)
-    lost: dict[str, LostNode] = field(default_factory=dict)
     losses: int = 0
     gateways: int = 1
     gateway_address: str = ""
@@ -264,7 +263,7 @@ class Steps:
         self.stopped_in = self.phase
         self._enter("stopping")
         self.waiting.clear()
-        self.lost.clear()
+        self.ground.lost.clear()
         self.replicas.halt()
         # An agent that is being started is waited for: nobody else would end it before its lease.
         self.stopping = Stopping(
@@ -300,8 +299,8 @@ class Steps:
     # ---- agents
     def _agent_joined(self, event: AgentJoined) -> list[Action]:
         self.ground.joined.add(event.node)
-        if event.node in self.lost:
-            return self.lost[event.node].joined()
+        if event.node in self.ground.lost:
+            return self.ground.lost[event.node].joined()
         if self.phase != "agents" or not set(self.agents) <= self.ground.joined:
             return []
         self._enter("checkpoint")
@@ -353,8 +352,7 @@ class Steps:
         fences = [one.fence for one in self.replicas if one.fence]
         since = min([fence.lost_at.get(node.name, self.now) for fence in fences], default=self.now)
         lost = LostNode(node, self.losses + 1, since, self._files, len(Ports._fields))
-        self.lost[node.name] = lost
-        self.ground.lost.add(node.name)
+        self.ground.lost[node.name] = lost
         actions = self._led(self.replicas.node_lost(node.name, what, remedy, self.now))
         if self.stopping:
             return actions
@@ -367,8 +365,7 @@ class Steps:
             return self.fail("host", f"{name} was lost and cannot be brought back: {lost.broken}.")
         if lost.step != "back":
             return actions
-        del self.lost[name]
-        self.ground.lost.discard(name)
+        del self.ground.lost[name]
         self.ground.ports[name] = Ports(*lost.ports)
         actions = [*actions, self._ray_start(lost.node, head=False, epoch=lost.number)]
         return [*actions, *self._led(self.replicas.node_returned(name, self.now))]
@@ -386,8 +383,8 @@ class Steps:
         return [call_to(event.node, "strike", arguments, self.strikes)]
 
     def _start_failed(self, event: StartFailed) -> list[Action]:
-        if event.node in self.lost:
-            self.lost[event.node].failed()
+        if event.node in self.ground.lost:
+            self.ground.lost[event.node].failed()
             return []
         if event.node not in self.ground.joined:  # else ssh broke off after it had started
             self.not_started.add(event.node)
@@ -398,7 +395,7 @@ class Steps:
         found = self.replicas.answered(event.call, event.value, event.error, self.now)
         if found is not None:
             return self._led(found)
-        for lost in self.lost.values():
+        for lost in self.ground.lost.values():
             if event.call in lost.waiting:
                 return self._bring_back(lost, lost.answered(event.call, event.value, event.error))
         if event.call not in self.waiting:
@@ -603,7 +600,7 @@ class Steps:
     # ---- time
     def _tick(self, _: Tick) -> list[Action]:
         actions: list[Action] = []
-        for lost in list(self.lost.values()):
+        for lost in list(self.ground.lost.values()):
             actions += self._bring_back(lost, lost.tick(self.now))
             if self.stopping:
                 return actions
