@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from longspan import errors
 from longspan.cli import control, placing, prepare
 from longspan.cli.render import rank_table, replica_lines
-from longspan.cli.request import parse_autoscale
+from longspan.cli.request import Request, parse_autoscale
 from longspan.daemon import status
 from longspan.deployment import NodeSpec
 from longspan.launch.events import Scaled, Wished
@@ -187,6 +187,24 @@ def test_a_replica_stays_on_one_node_where_it_can() -> None:
     assert [set(slots) for slots in placing.placement(eight, 4, 1, 4)] == [{"n0"}, {"n0"}, {"n1"}, {"n1"}]
     three = [NodeSpec(f"n{i}", f"10.0.0.{i + 1}", 3) for i in range(4)]
     assert placing.placement(three, 2, 2, 2) == (("n0", "n0", "n1", "n1"), ("n2", "n2", "n3", "n3"))
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(2, 5), st.none() | st.integers(1, 6))
+def test_processors_have_room_for_all_that_was_asked_for(
+    tp: int, pp: int, replicas: int, nodes: int | None
+) -> None:
+    """As many GPUs are declared as there are ranks, over as many nodes as were asked for; without a wish a node for each replica."""
+    wanted = Request(
+        "m", tp, pp, nodes, None, "ray", "default", None, "127.0.0.1:8000", None, False, (), replicas=replicas
+    )
+    if nodes is not None and tp * pp * replicas < nodes:
+        with pytest.raises(errors.CapacityError):
+            placing.place_on_cpus(wanted)
+        return
+    _, _, placed = placing.place_on_cpus(wanted)
+    assert len(placed) == (nodes or replicas)
+    assert sum(node.gpus for node in placed) == tp * pp * replicas
+    assert len(placing.placement(placed, tp, pp, replicas)) == replicas
 
 
 def test_too_many_are_refused_with_the_count() -> None:

@@ -83,7 +83,7 @@ def place_on_cpus(request: Request) -> Placed:
         )
     if slots >= count > 1 or slots > count:
         counts = [tp * pp * (slots // count + (i < slots % count)) for i in range(count)]
-    elif pp >= count:
+    elif slots == 1 and pp >= count:
         counts = [tp * (pp // count + (i < pp % count)) for i in range(count)]
     else:  # whoever asks for more nodes than stages wants a TP group over several
         counts = [ranks // count + (i < ranks % count) for i in range(count)]
