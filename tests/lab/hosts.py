@@ -238,11 +238,18 @@ class LabHost:
                 os.kill(pid, sig)
 
     def freeze(self) -> None:
-        """Stops every process, again until no new one was forked meanwhile. The kernel still answers for the host."""
-        before: list[int] = []
-        while (now := self.processes()) != before:
+        """Stops every process, and waits until each has: a signal sent is not yet a process stopped, and one that
+        forks at that moment leaves a child that heard nothing. The kernel still answers for the host.
+
+        Raises:
+            RuntimeError: one went on for ten seconds.
+        """
+        for _ in range(1000):
             self._signal_all(signal.SIGSTOP)
-            before = now
+            if all(state in "TZ" for state in self._states().values()):
+                return
+            time.sleep(0.01)
+        raise RuntimeError(f"{self.name} does not freeze: {self._states()}")
 
     def thaw(self) -> None:
         """Undoes `freeze`."""
@@ -276,11 +283,14 @@ class LabHost:
 
     def _alive(self) -> list[int]:
         """Its processes without those that only wait for the test to collect them (zombies)."""
-        found = []
+        return [pid for pid, state in self._states().items() if state != "Z"]
+
+    def _states(self) -> dict[int, str]:
+        """The state of every process, as the kernel writes it (proc_pid_stat(5)): R, S, D, T, Z."""
+        found = {}
         for pid in self.processes():
             with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
-                    found.append(pid)
+                found[pid] = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         return found
 
     def power_on(self) -> None:
