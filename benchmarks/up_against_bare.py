@@ -24,8 +24,9 @@ from longspan.launch.words import MARK_VARIABLE
 from longspan.model.demo import ensure_demo_model
 
 RUN = [sys.executable, "-c", "from longspan.cli.main import run; run()"]
-PORT = 18460
-RAY_PORT = 18461
+# Outside 10002 to 19999, which Ray gives to its workers.
+PORT = 8460
+RAY_PORT = 6479
 TIMEOUT_SECONDS = 600
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -15,6 +17,7 @@ from typing import Any
 
 from longspan.daemon import processes, snapshot, spare
 from longspan.daemon.versions import driver_version, versions_of
+from longspan.deployment import RayPorts
 from longspan.doctor import kept, live
 from longspan.host import LocalHost, available_memory_bytes, gpu_kind
 from longspan.launch import commands, digest, reference
@@ -71,16 +74,32 @@ def write_local_variables(config_dir: Path) -> None:
 
 
 async def ports(arguments: dict[str, Any], run_dir: str) -> list[int]:
-    """Free TCP ports on an address, all held at once while they are chosen so that they differ."""
+    """Free TCP ports on an address, all held at once while they are chosen so that they differ.
+
+    They are bound in earnest seconds later. On loopback, where a busy gateway or a load test may open thousands of connections
+    meanwhile, they are therefore none that the kernel would give to a connection (a rehearsal found one taken so). Beyond
+    loopback they are: a firewall lets the ephemeral range through (docs/check.md).
+    """
     address = arguments["address"]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    quiet = _not_ephemeral() if ipaddress.ip_address(address).is_loopback else []
     with contextlib.ExitStack() as stack:
-        found = []
-        for _ in range(arguments["count"]):
+        found: list[int] = []
+        while len(found) < arguments["count"]:
             held = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            held.bind((address, 0))
-            found.append(int(held.getsockname()[1]))
+            with contextlib.suppress(OSError):
+                held.bind((address, quiet.pop() if quiet else 0))
+                found.append(int(held.getsockname()[1]))
         return found
+
+
+def _not_ephemeral() -> list[int]:
+    """The ports above Ray's workers' (10002 to 19999) and our own block that no connection is given, in random order."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    first = RayPorts().last + 1
+    found = [port for port in range(first, 65536) if not low <= port <= high]
+    random.shuffle(found)
+    return found
 
 
 async def digest_model(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
