@@ -29,7 +29,7 @@ WEIGHTS = 6_000_001  # no multiple of any block
 @pytest.fixture(scope="module")
 def own() -> Iterator[str]:
     """A directory of which each host has its own, empty at first."""
-    with tempfile.TemporaryDirectory(prefix="longspan-stage-") as path:
+    with tempfile.TemporaryDirectory(prefix="ls-stage-") as path:
         yield path
 
 

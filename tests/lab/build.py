@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab.hosts import SSH_PORT, HostSpec, LabHost
 from lab.network import (
+    NETNS,
     Network,
     bridges,
     claim_network,
@@ -208,6 +209,8 @@ def _take_down(lab: Lab, created: Sequence[Path]) -> None:
             host.power_off()
     take_down(lab.network.bridge)
     shutil.rmtree(lab.root)
+    if any(NETNS.glob("lsp*")):
+        return  # another lab has them mounted over
     for path in reversed(created):
         with contextlib.suppress(OSError):
             path.rmdir()

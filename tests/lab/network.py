@@ -1,12 +1,13 @@
 """Bridge, veth pairs and namespaces by iproute2. Every name starts with the lab's own prefix, `lsp<number>`."""
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_LABS = 200
+LABS_OF_ONE_WORKER = 100
 NETNS = Path("/run/netns")
 
 
@@ -57,7 +58,9 @@ def claim_network(owner: str) -> Network:
     Args:
         owner: is written to the bridge's alias, so that the leftovers of a killed run can be told from a live one.
     """
-    for number in range(MAX_LABS):
+    # Workers of one test run have network namespaces of their own (`lanes`), but share the names in /run/netns.
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) * LABS_OF_ONE_WORKER
+    for number in range(first, first + LABS_OF_ONE_WORKER):
         network = Network(number)
         done = subprocess.run(
             ["ip", "link", "add", network.bridge, "type", "bridge"], capture_output=True, check=False
@@ -69,7 +72,7 @@ def claim_network(owner: str) -> Network:
             return network
         if b"File exists" not in done.stderr:
             raise RuntimeError(done.stderr.decode())
-    raise RuntimeError(f"all {MAX_LABS} lab networks are in use: `ip link show type bridge`")
+    raise RuntimeError(f"all {LABS_OF_ONE_WORKER} lab networks are in use: `ip link show type bridge`")
 
 
 def plug_in(network: Network, index: int, nic: str) -> None:
