@@ -150,7 +150,7 @@ def test_before_all_have_served_it_ends_the_launch() -> None:
 def test_nodes_of_one_machine_have_rays_of_their_own() -> None:
     """What ends the one must not find the other: they share mark and process table."""
     made = serving()
-    groups = {made.machine.ray._group(node, 1) for node in made.rays}
+    groups = {made.machine.ray.group(node) for node in made.rays}
     assert len(groups) == 3
 
 

@@ -76,12 +76,14 @@ class OwnRay:
             node, head=node is self.head, head_address=self.head.address, port=int(self.ground.ray_address.rpartition(":")[2]),
             own_ports=(ports.ray_client, ports.ray_agent), temp_dir=self.ground.paths.ray_dir(node.name), token_file=self.token_file,
             fixed=RayPorts(self.spec.ray_first_port) if self.spec.ray_first_port else None, epoch=epoch,
-            group=self._group(node.name, epoch),
+            group=self.group(node.name, epoch),
         )  # fmt: skip
         return Start(node.name, process)
 
-    def _group(self, node: str, epoch: int) -> str:
-        """What one start's processes carry; nodes may share a machine."""
+    def group(self, node: str, epoch: int | None = None) -> str:
+        """What the processes of a start carry, by default of the last one there; nodes may share a machine."""
+        if epoch is None:
+            epoch = self.epochs.get(node, 1)
         return f"{self.ground.mark}/{commands.process_name('ray', epoch)}@{node}"
 
     def line(self, node: str, epoch: int, line: str, now: float) -> list[Action] | None:
@@ -134,7 +136,7 @@ class OwnRay:
             self.epochs[node] = self.starts
             call = call_id("end_ray", node, self.starts)
             self.waiting.add(call)
-            arguments = {"group": self._group(node, before), "mark": self.ground.mark, "joined": False}
+            arguments = {"group": self.group(node, before), "mark": self.ground.mark, "joined": False}
             actions.append(Call(call, node, "end_group", arguments))
         return actions or self._go_on(now)
 

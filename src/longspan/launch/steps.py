@@ -379,6 +379,8 @@ class Steps:
             return []
         self.strikes += 1
         arguments = {**event.arguments, "mark": self.mark, "joined": self.spec.joins_ray}
+        if "program" in arguments:  # one of Ray's
+            arguments["group"] = self.ray.group(event.node)
         # Of two replicas on one node only one is struck.
         struck = self.replicas.get(arguments.pop("replica", ""))
         if struck:
