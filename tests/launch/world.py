@@ -21,7 +21,17 @@ from longspan.launch.actions import (
     Sweep,
 )
 from longspan.launch.commands import named
-from longspan.launch.events import AgentJoined, AgentSilent, Answered, Drained, Event, Exited, Lines, Tick
+from longspan.launch.events import (
+    AgentJoined,
+    AgentSilent,
+    Answered,
+    Drained,
+    Event,
+    Exited,
+    Lines,
+    StartFailed,
+    Tick,
+)
 from longspan.launch.steps import FRONT, SILENT_SECONDS, Steps
 
 # A good cluster's delays in seconds.
@@ -38,7 +48,7 @@ class World:
         live: epoch -> node -> ranks of a group whose processes run there.
         gateway: replica -> what the gateway was told last.
         streams: replica -> until when the gateway has requests of it running.
-        rays: node -> the process name of the Ray that runs there.
+        rays: node -> the process name of the Ray that runs there. silent: agent -> since when it is not heard.
         dead: nodes that answer nothing. broken: replicas whose engines end while they load. lying: those whose answers are wrong.
         mute: nodes whose Ray does not start. stubborn: nodes whose old Ray does not end.
     """
@@ -52,6 +62,7 @@ class World:
     gateway: dict[str, str] = field(default_factory=dict)
     streams: dict[str, float] = field(default_factory=dict)
     rays: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, float] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     lying: set[str] = field(default_factory=set)
@@ -79,6 +90,7 @@ class World:
                 self.tell(heapq.heappop(self.queue)[2])
             self.now = until
             self._drain()
+            self._miss()
             self.tell(Tick())
 
     def tell(self, event: Event) -> None:
@@ -86,6 +98,14 @@ class World:
         self.events += 1
         self._do(self.machine.handle(event, self.now))
         self.check()
+
+    def _miss(self) -> None:
+        """As the controller does: an agent that was heard of and is silent is missed."""
+        for node in self.machine.agents:
+            if node not in self.dead or node not in self.machine.ground.joined:
+                self.silent.pop(node, None)
+            elif self.now - self.silent.setdefault(node, self.now) >= SILENT_SECONDS:
+                self.tell(AgentSilent(node, self.now - self.silent[node]))
 
     def _drain(self) -> None:
         """As the controller does: what the gateway is done with is told."""
@@ -100,7 +120,8 @@ class World:
             if isinstance(action, StartAgents | StartAgent):
                 names = self.machine.agents if isinstance(action, StartAgents) else [action.node]
                 for name in names:
-                    self.later(0.5, AgentJoined(name))
+                    dead = name in self.dead
+                    self.later(0.5, StartFailed(name, "no route") if dead else AgentJoined(name))
             elif isinstance(action, SetGateway):
                 assert not (self.machine.stopping and action.state == "ready"), action
                 self.gateway[action.replica] = action.state
@@ -170,8 +191,10 @@ class World:
         elif what == "ray":
             assert node not in self.rays, f"two Rays on {node}"
             head = self.machine.ray.head.name
-            # One that meets the head of another cluster, or none, ends.
-            assert node == head or head in self.rays, f"{node} joins nothing"
+            assert node == head or head not in self.machine.ground.rayless, f"{node} joins nothing"
+            if node != head and head not in self.rays:  # it has ended just now
+                self.later(5.0, Exited(node, name, 1))
+                return
             assert node != head or not self.rays, f"an old Ray meets the new head: {self.rays}"
             if node in self.mute:
                 return
