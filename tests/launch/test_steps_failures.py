@@ -476,7 +476,7 @@ def test_the_cause_in_a_log(start: Callable[..., Drive], lines: list[str], said:
     assert said in failed(drive).what
 
 
-@pytest.mark.parametrize("stage", ["ray", "reserved", "ranks_join", "ready", "gateway", "proof"])
+@pytest.mark.parametrize("stage", ["ray", "reserved", "ranks_join", "ready", "gateway"])
 def test_evidence_is_taken_before_anything_is_ended(start: Callable[..., Drive], stage: str) -> None:
     """A failure while ranks may live asks every node for what runs there; agents are told to stop once all have answered,
     in words or with an error."""
