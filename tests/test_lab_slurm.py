@@ -67,10 +67,17 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def slurm(make_lab: Callable[..., AbstractContextManager[Lab]]) -> Iterator[Slurm]:
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory of which each host has its own."""
+    return str(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def slurm(make_lab: Callable[..., AbstractContextManager[Lab]], own: str) -> Iterator[Slurm]:
     """Two hosts with different NICs and GPU counts; only `env` knows of this Slurm."""
+    private = ("/tmp/ray", own)
     with (
-        make_lab([HostSpec("h1"), HostSpec("h2", nic="ens7")]) as lab,
+        make_lab([HostSpec("h1", private=private), HostSpec("h2", nic="ens7", private=private)]) as lab,
         start_slurm(lab, {"h1": 2, "h2": 1}) as found,
     ):
         yield found
@@ -219,3 +226,25 @@ def test_ci_installs_slurm() -> None:
     """`.ci/run` installs what the skip message would ask for."""
     script = (REPO / ".ci" / "run").read_text()
     assert [package for package in PROGRAMS.values() if f" {package}" not in script] == []
+
+
+def test_weights_are_staged_over_job_steps(ours: Slurm, own: str, tmp_path: Path) -> None:
+    """Inside an allocation `stage` needs no cluster file: each byte leaves this machine once, the nodes pass it on, digests agree,
+    and no step is left. A second time nothing moves."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    for number in range(4):
+        (model / f"model-{number}.safetensors").write_bytes(os.urandom(1_000_001))
+    whole = sum(path.stat().st_size for path in model.iterdir())
+    argv = ["salloc", "--quiet", "-N2", sys.executable, "-c", "from longspan.cli.main import run; run()"]
+    words = ["stage", str(model), "--to", f"{own}/m", "--full", "--json"]
+    for moved in (whole, 0):
+        done = ours.run([*argv, *words], timeout_seconds=180)
+        told = json.loads(done.stdout.splitlines()[-1])["model"]
+        assert told["sent_bytes"] == {"h1": moved, "h2": moved}
+        assert told["from_here_bytes"] == moved
+    for host in ours.lab.hosts:
+        for path in model.iterdir():
+            assert (host.outside(own) / "m" / path.name).read_bytes() == path.read_bytes()
+    assert ours.steps() == ""

@@ -97,6 +97,7 @@ def test_weights_reach_every_node_once(lab: Lab, own: str, user: Longspan, model
         "path": f"{own}/m",
         "bytes": whole,
         "sent_bytes": {"h1": whole, "h2": whole},
+        "from_here_bytes": whole,
         "shared": [],
     }
     for copy in copies(lab, own, "m", "model.safetensors"):
@@ -138,6 +139,23 @@ def test_what_was_cut_off_goes_on(lab: Lab, own: str, user: Longspan, model: Pat
         assert copy.read_bytes() == (model / "model.safetensors").read_bytes()
     assert not good.exists()
     assert not bad.exists()
+
+
+def test_nodes_that_cannot_reach_each_other(lab: Lab, own: str, user: Longspan, model: Path) -> None:
+    """Then all of it comes from here, and it is said what did not work between which two."""
+    pairs = [(lab["h1"], lab["h2"]), (lab["h2"], lab["h1"])]
+    for host, other in pairs:
+        host.run(["ip", "route", "add", "blackhole", f"{other.address}/32"])
+    try:
+        done = stage(user, str(model), "--to", f"{own}/m")
+    finally:
+        for host, other in pairs:
+            host.run(["ip", "route", "del", "blackhole", f"{other.address}/32"])
+    found = document(done)["model"]
+    assert found["from_here_bytes"] == sum(found["sent_bytes"].values()) == 2 * found["bytes"]
+    assert "did not get" in done.stderr
+    for copy in copies(lab, own, "m", "model.safetensors"):
+        assert copy.read_bytes() == (model / "model.safetensors").read_bytes()
 
 
 def test_a_shared_directory_is_only_verified(user: Longspan, model: Path) -> None:

@@ -92,10 +92,11 @@ def test_both_are_proved_and_have_places_of_their_own(served: Longspan) -> None:
 
 
 def test_one_that_dies_costs_no_request_that_had_no_content(served: Longspan, load: Load) -> None:
-    """r1's rank is killed under load: r0 takes all, what r1 had not begun is tried again there, and r1 comes back with a proof."""
+    """Ray's process on r1's node is killed under load, and its rank with it: r0 takes all, what r1 had not begun is tried again there,
+    Ray is started there again, and r1 comes back with a proof."""
     before = served.status()["replicas"]
     time.sleep(3)
-    done = served.run("drill", "kill-rank", "--replica", "r1", "--yes", "--json", timeout_seconds=900)
+    done = served.run("drill", "kill-raylet", "--replica", "r1", "--yes", "--json", timeout_seconds=900)
     assert done.returncode == 0, done.stderr
     drilled = json.loads(done.stdout)
     assert drilled["restarts"] == 1

@@ -11,10 +11,11 @@ from longspan.errors import InputError
 from longspan.launch.drill import CONTROLLER, FAULTS, FRONT, Request, conclude, target
 
 STATUS: dict[str, Any] = {
+    "ray": {"head": "h"},
     "replicas": [
         {"name": f"r{i}", "ranks": [{"rank": r, "planned_node": "ab"[r], "pid": 10 * i + r} for r in (0, 1)]}
         for i in (0, 1)
-    ]
+    ],
 }
 
 
@@ -26,6 +27,10 @@ def test_whom_it_strikes() -> None:
         "a",
         {"module": "longspan.launch.ray_driver", "signal": "KILL", "replica": "r1"},
     )
+    assert target("kill-raylet", STATUS) == ("b", {"program": "raylet", "signal": "KILL"})
+    assert target("kill-ray-head", STATUS) == ("h", {"program": "gcs_server", "signal": "KILL"})
+    with pytest.raises(InputError, match="this one was joined"):
+        target("kill-raylet", {**STATUS, "ray": {"head": None}})
     eleven = {"replicas": [{**STATUS["replicas"][0], "name": f"r{number}"} for number in range(11)]}
     assert target("kill-rank", eleven)[1]["replica"] == "r10"
     assert target("kill-controller", STATUS) == (CONTROLLER, {"signal": "KILL"})

@@ -211,10 +211,10 @@ def comes_back(drive: Drive, number: int = 2) -> list[Any]:
     """The lost host b is swept, gets an agent, its files and Ray; returns what starts then."""
     assert drive.answer(f"swept:b#{number}", {"left": []}) == [StartAgent("b")]
     calls = drive.do(AgentJoined("b"))
-    assert [call.call for call in calls] == [f"write:b#{number}", f"ports:b#{number}"]
+    assert [call.call for call in calls] == [f"back-write:b#{number}", f"back-ports:b#{number}"]
     assert calls[0].arguments["files"] == drive.machine.secrets
-    drive.answer(f"write:b#{number}", {})
-    return drive.answer(f"ports:b#{number}", [9000, 9001, 9002, 9003, 9004])
+    drive.answer(f"back-write:b#{number}", {})
+    return drive.answer(f"back-ports:b#{number}", [9000, 9001, 9002, 9003, 9004])
 
 
 def listens(ray: Process) -> set[str]:

@@ -21,8 +21,18 @@ from longspan.launch.actions import (
     Sweep,
 )
 from longspan.launch.commands import named
-from longspan.launch.events import AgentJoined, Answered, Drained, Event, Exited, Lines, Tick
-from longspan.launch.steps import FRONT, Steps
+from longspan.launch.events import (
+    AgentJoined,
+    AgentSilent,
+    Answered,
+    Drained,
+    Event,
+    Exited,
+    Lines,
+    StartFailed,
+    Tick,
+)
+from longspan.launch.steps import FRONT, SILENT_SECONDS, Steps
 
 # A good cluster's delays in seconds.
 CALL_SECONDS = 0.05
@@ -38,7 +48,9 @@ class World:
         live: epoch -> node -> ranks of a group whose processes run there.
         gateway: replica -> what the gateway was told last.
         streams: replica -> until when the gateway has requests of it running.
+        rays: node -> the process name of the Ray that runs there. silent: agent -> since when it is not heard.
         dead: nodes that answer nothing. broken: replicas whose engines end while they load. lying: those whose answers are wrong.
+        mute: nodes whose Ray does not start. stubborn: nodes whose old Ray does not end.
     """
 
     machine: Steps
@@ -49,9 +61,13 @@ class World:
     live: dict[int, dict[str, int]] = field(default_factory=dict)
     gateway: dict[str, str] = field(default_factory=dict)
     streams: dict[str, float] = field(default_factory=dict)
+    rays: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, float] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     lying: set[str] = field(default_factory=set)
+    mute: set[str] = field(default_factory=set)
+    stubborn: set[str] = field(default_factory=set)
     events: int = 0
 
     # ---- time
@@ -74,6 +90,7 @@ class World:
                 self.tell(heapq.heappop(self.queue)[2])
             self.now = until
             self._drain()
+            self._miss()
             self.tell(Tick())
 
     def tell(self, event: Event) -> None:
@@ -81,6 +98,14 @@ class World:
         self.events += 1
         self._do(self.machine.handle(event, self.now))
         self.check()
+
+    def _miss(self) -> None:
+        """As the controller does: an agent that was heard of and is silent is missed."""
+        for node in self.machine.agents:
+            if node not in self.dead or node not in self.machine.ground.joined:
+                self.silent.pop(node, None)
+            elif self.now - self.silent.setdefault(node, self.now) >= SILENT_SECONDS:
+                self.tell(AgentSilent(node, self.now - self.silent[node]))
 
     def _drain(self) -> None:
         """As the controller does: what the gateway is done with is told."""
@@ -95,7 +120,8 @@ class World:
             if isinstance(action, StartAgents | StartAgent):
                 names = self.machine.agents if isinstance(action, StartAgents) else [action.node]
                 for name in names:
-                    self.later(0.5, AgentJoined(name))
+                    dead = name in self.dead
+                    self.later(0.5, StartFailed(name, "no route") if dead else AgentJoined(name))
             elif isinstance(action, SetGateway):
                 assert not (self.machine.stopping and action.state == "ready"), action
                 self.gateway[action.replica] = action.state
@@ -123,6 +149,7 @@ class World:
         else:
             for nodes in self.live.values():
                 nodes.pop(action.node, None)
+            self.rays.pop(action.node, None)
             self.later(CALL_SECONDS, Answered(action.call, {"left": []}))
 
     def _answer(self, node: str, what: str, arguments: dict[str, Any]) -> Any:
@@ -134,6 +161,12 @@ class World:
                 return [self.ports + i for i in range(5)]
             case "digest":
                 return copy()
+            case "end_group" if "/ray" in arguments["group"]:
+                if node in self.stubborn:
+                    return {"left": [77]}
+                if self.rays.get(node) == arguments["group"].partition("/")[2].partition("@")[0]:
+                    del self.rays[node]
+                return {"left": []}
             case "end_group":
                 self.live.get(int(arguments["group"].rpartition("/")[2]), {}).pop(node, None)
                 return {"left": []}
@@ -156,6 +189,16 @@ class World:
         if what == "gateway":
             self.later(0.2, Lines(FRONT, name, ('{"event": "listening", "address": "127.0.0.1:1"}',)))
         elif what == "ray":
+            assert node not in self.rays, f"two Rays on {node}"
+            head = self.machine.ray.head.name
+            assert node == head or head not in self.machine.ground.rayless, f"{node} joins nothing"
+            if node != head and head not in self.rays:  # it has ended just now
+                self.later(5.0, Exited(node, name, 1))
+                return
+            assert node != head or not self.rays, f"an old Ray meets the new head: {self.rays}"
+            if node in self.mute:
+                return
+            self.rays[node] = name
             self.later(2.0, Lines(node, name, ("Ray runtime started.",)))
         else:
             self._load(node, name, epoch, json.loads(stdin))
@@ -163,6 +206,11 @@ class World:
     def _load(self, node: str, name: str, epoch: int, wanted: dict[str, Any]) -> None:
         """The launcher: reservation, ranks, weights, ready."""
         spec = self._spec(epoch)
+        where = {one.name for one in spec.used_nodes()}
+        assert not where & self.machine.ground.rayless, "a group begins where Ray is known to be away"
+        if not where <= self.rays.keys():
+            self.later(5.0, Exited(node, name, 1))
+            return
         addresses = wanted["rank_addresses"]
         replica = next(one.name for one in self.machine.replicas if one.epoch == epoch)
         ranks = [{"rank": r, "pid": 1000 * epoch + r, "address": a} for r, a in enumerate(addresses)]
@@ -194,6 +242,25 @@ class World:
         suffix = "" if found.epoch == 1 else f".{found.epoch}"
         self.later(0.1, Exited(found.nodes[-1].name, f"rank{suffix}", -9))
         self.later(5.0, Exited(found.head.name, f"launcher{suffix}", 1))
+
+    def lose(self, node: str) -> None:
+        """Its host answers nothing; what ran there its agent has ended by the end of its lease."""
+        self.dead.add(node)
+        self.rays.pop(node, None)
+        self.tell(AgentSilent(node, SILENT_SECONDS))
+
+    def kill_ray(self, node: str) -> None:
+        """Ray ends there; its ranks follow, and without the head all of it half a minute later, as far as it is not ended before."""
+        if node in self.dead or node not in self.rays:
+            return
+        name = self.rays.pop(node)
+        for replica in self.machine.replicas:
+            if replica.is_on(node):
+                self.kill_rank(replica.name)
+        self.later(0.5, Exited(node, name, 1))
+        if node == self.machine.ray.head.name:
+            for other, named_so in self.rays.items():
+                self.later(30.0, Exited(other, named_so, 1))
 
     # ---- what must hold at every moment
     def check(self) -> None:

@@ -38,7 +38,7 @@ def test_a_healthy_scene_has_no_finding() -> None:
     assert findings(judge(whole)) == []
     skipped = {one.check.id for one in judge(whole) if one.outcome.skipped}
     assert skipped == {
-        "flashinfer", "transformers", "ray-token", "hub-access", "custom-all-reduce", "ibgda", "stale-placement-groups",
+        "flashinfer", "transformers", "ray-token", "hub-access", "custom-all-reduce", "ibgda", "stale-placement-groups", "rails",
     }  # fmt: skip
 
 

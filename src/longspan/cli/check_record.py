@@ -11,6 +11,7 @@ from typing import Any
 from longspan.cli.preflighting import Checked
 from longspan.cluster.link_file import MeasuredLink
 from longspan.daemon.places import state_root, write_private
+from longspan.preflight import rails
 from longspan.preflight.groups import describe
 from longspan.preflight.scene import Scene, Setting
 
@@ -111,4 +112,5 @@ def document(checked: Checked) -> dict[str, Any]:
             for one in checked.judged
         ],
         "collective": [describe(group) for group in scene.groups],
+        "rails": [rails.describe(trial) for trial in scene.rails],
     }  # fmt: skip

@@ -43,7 +43,8 @@ def command(
 ) -> int:
     """Break something on purpose and time detection, rerouting and recovery.
 
-    FAULT is kill-rank, kill-launcher, kill-gateway, kill-controller, freeze-rank or pause-rank.
+    FAULT is kill-rank, kill-launcher, kill-gateway, kill-controller, kill-raylet, kill-ray-head, freeze-rank or
+    pause-rank.
     """
     record = control.running(name)
     status = control.request(record, "/v1/status")

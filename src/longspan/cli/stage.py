@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from longspan.cli import allocation, joining, prepare, stage_env, stage_show
-from longspan.cli.stage_copy import Progress, Reached, listing, reach, send_all, shell, sources
+from longspan.cli.stage_copy import Progress, Reached, listing, reach, shell, sources
+from longspan.cli.stage_spread import send_all
 from longspan.cluster.hosts import HostEntry
 from longspan.daemon import starting
 from longspan.daemon.reach import slurm_host
@@ -38,7 +39,13 @@ HERE = "this machine"
 @click.option("--to", metavar="DIRECTORY", help="Where it lies on the nodes. [default: where it lies here]")
 @click.option("--revision", help="Revision of a Hugging Face id.")
 @click.option("--full", is_flag=True, help="Compare every byte, however large the checkpoint is.")
-@click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Nodes at a time.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Files that this machine sends at a time.",
+)
 @click.option(
     "--lock",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -63,7 +70,8 @@ def command(
 ) -> int:  # fmt: skip
     """Bring MODEL (a directory, or a Hugging Face id that is fetched here once) to every node, and verify it there.
 
-    What is there already is not sent again; what was cut off goes on. A shared directory is recognised and only verified.
+    This machine sends each file once; the nodes pass it on to each other. What is there already is not sent again; what was cut off
+    goes on. A shared directory is recognised and only verified.
     """
     if model is None and lock is None and hf_token_file is None:
         raise InputError("There is nothing to stage.", "Give MODEL, --lock or --hf-token-file.")
@@ -196,6 +204,7 @@ def _weights(
     files = sources(directory, checkpoint_files)
     here = listing(LocalHost(HERE), str(directory))
     sent: dict[str, int] = dict.fromkeys(hosts, 0)
+    from_here = 0
     for attempt in (1, 2):
         with ThreadPoolExecutor(16) as pool:
             listings = list(pool.map(lambda host: listing(host, target), hosts.values()))
@@ -204,7 +213,10 @@ def _weights(
         if attempt == 1:
             _say_plan(directory, sum(file.size_bytes for file in files), plans)
         with stage_show.shown(progress):
-            errors = send_all(directory, plans, hosts, progress, parallel=parallel)
+            errors = send_all(
+                directory, plans, entries, hosts, progress, streams=parallel, are_copies_trusted=attempt == 1
+            )
+        from_here += progress.here_bytes
         for node, count in progress.sent_bytes.items():
             sent[node] += count
         if errors:
@@ -219,6 +231,7 @@ def _weights(
         _remove_wrong(wrong, plans, hosts)
     return {
         "path": plans[0].directory, "bytes": sum(file.size_bytes for file in files), "sent_bytes": sent,
+        "from_here_bytes": from_here,
         "shared": [plan.node for plan in plans if plan.shared],
     }  # fmt: skip
 

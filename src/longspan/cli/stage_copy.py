@@ -1,13 +1,12 @@
-"""Sending a directory's files to many nodes at once, each from where it stopped, with progress."""
+"""Sending a directory's files to a node from this machine, each from where it stopped, with progress."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from longspan.errors import HostError, LongspanError, StageError
+from longspan.errors import HostError, StageError
 from longspan.host import Completed, LocalHost, SlurmHost, SshHost, feed
 from longspan.launch import staging
 from longspan.launch.staging import Listing, NodePlan, Piece, SourceFile
@@ -24,14 +23,23 @@ class Progress:
     """How far it is, for whoever shows it. Written by the sending threads; a reader may be a chunk late.
 
     Attributes:
-        sent_bytes: by node. state: by node: "waiting", "sending", "done" or an error's text.
+        sent_bytes: what came to each node. here_bytes: what of it this machine sent; the rest came from other nodes.
+        state: by node: "sending", "shared", "done" or an error's text.
     """
 
     left_bytes: dict[str, int]
     sent_bytes: dict[str, int] = field(default_factory=dict)
+    here_bytes: int = 0
     state: dict[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, node: str, count: int, *, here: bool = False) -> None:
+        """So many more bytes have come to a node."""
+        with self._lock:
+            self.sent_bytes[node] = self.sent_bytes.get(node, 0) + count
+            self.here_bytes += count if here else 0
 
 
 def reach(host: Reached) -> Reached:
@@ -67,39 +75,6 @@ def listing(host: Reached, directory: str) -> Listing:
     return staging.parse_listing(done.stdout, host.name)
 
 
-def send_all(
-    source: Path, plans: Sequence[NodePlan], hosts: dict[str, Reached], progress: Progress, *, parallel: int
-) -> list[LongspanError]:
-    """Sends to each node what its plan says, `parallel` nodes at a time.
-
-    Returns:
-        the nodes' errors; the others are not kept waiting by them.
-    """
-
-    def one(plan: NodePlan) -> LongspanError | None:
-        try:
-            for piece in plan.pieces:
-                progress.state[plan.node] = "sending"
-                send_piece(source, plan, piece, hosts[plan.node], progress)
-        except LongspanError as error:
-            progress.state[plan.node] = error.what
-            return error
-        except OSError as error:
-            progress.state[plan.node] = str(error)
-            return StageError(f"{source} cannot be read while it is sent to {plan.node}: {error}.")
-        progress.state[plan.node] = "shared" if plan.shared else "done"
-        return None
-
-    for plan in plans:
-        progress.state[plan.node] = "waiting"
-    with ThreadPoolExecutor(parallel) as pool:
-        try:
-            return [error for error in pool.map(one, plans) if error]
-        except BaseException:
-            progress.stop.set()
-            raise
-
-
 def send_piece(source: Path, plan: NodePlan, piece: Piece, host: Reached, progress: Progress) -> None:
     """One file's rest.
 
@@ -118,7 +93,7 @@ def send_piece(source: Path, plan: NodePlan, piece: Piece, host: Reached, progre
                     )
                 yield chunk
                 left -= len(chunk)
-                progress.sent_bytes[plan.node] = progress.sent_bytes.get(plan.node, 0) + len(chunk)
+                progress.add(plan.node, len(chunk), here=True)
 
     target = f"{plan.directory}/{piece.path}"
     argv = host.argv(["sh", "-c", staging.RECEIVE, "sh", target, str(piece.size_bytes), staging.PART])

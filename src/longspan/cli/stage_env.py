@@ -15,7 +15,8 @@ import click
 import longspan
 from longspan import __version__
 from longspan.cli import stage_show
-from longspan.cli.stage_copy import Progress, Reached, listing, send_all, shell, sources
+from longspan.cli.stage_copy import Progress, Reached, listing, shell, sources
+from longspan.cli.stage_spread import send_all
 from longspan.cluster.hosts import HostEntry
 from longspan.errors import InputError, StageError
 from longspan.host import LocalHost
@@ -76,7 +77,7 @@ def stage(
     digest = hashlib.sha256("\n".join([*requirements, __version__, PLATFORM]).encode()).hexdigest()[:16]
     wheels = fetch(requirements, digest)
     place_of_wheels = f"~/.cache/longspan/wheels/{digest}"
-    _copy(wheels, place_of_wheels, hosts, parallel)
+    _copy(wheels, place_of_wheels, entries, hosts, parallel)
     click.echo(f"Installing into {venv} …", err=True)
 
     def install(name: str) -> str:
@@ -153,13 +154,16 @@ def _own_source() -> str:
     return str(root) if (root / "pyproject.toml").exists() else f"longspan=={__version__}"
 
 
-def _copy(wheels: Path, target: str, hosts: dict[str, Reached], parallel: int) -> None:
+def _copy(
+    wheels: Path, target: str, entries: Sequence[HostEntry], hosts: dict[str, Reached], parallel: int
+) -> None:
+    """Over ssh only: this is code that will run, and no digest looks at it on the nodes."""
     files = sources(wheels, lambda path: [*sorted(path.glob("*.whl")), path / "lock.txt"])
     here = listing(LocalHost("this machine"), str(wheels))
     plans = [plan_node(name, listing(host, target), files, here) for name, host in hosts.items()]
     progress = Progress({plan.node: plan.left_bytes for plan in plans})
     with stage_show.shown(progress):
-        errors = send_all(wheels, plans, hosts, progress, parallel=parallel)
+        errors = send_all(wheels, plans, entries, hosts, progress, streams=parallel, are_copies_trusted=False)
     if errors:
         raise errors[0]
 

@@ -236,7 +236,7 @@ def _words(pid: int) -> list[str]:
 
 
 async def strike(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
-    """A drill: signals one of our own processes, found by its pid or by the Python module that it runs.
+    """A drill: signals one of our own processes, found by its pid, its program or the Python module that it runs.
 
     Raises:
         ValueError: there is none.
@@ -248,6 +248,8 @@ async def strike(arguments: dict[str, Any], run_dir: str) -> dict[str, Any]:
         here = await asyncio.to_thread(processes.ours, mark, joined=joined)
     if "pid" in arguments:
         found = {int(arguments["pid"])} & here
+    elif "program" in arguments:
+        found = {pid for pid in here if Path(_title(pid)).name == arguments["program"]}
     else:
         found = {pid for pid in here if arguments["module"] in _words(pid)}
     if not found:

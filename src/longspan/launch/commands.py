@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
-from longspan.launch.words import GROUP_PREFIX, KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
+from longspan.launch.words import GROUP_PREFIX, GROUP_VARIABLE, KEY_FILE_VARIABLE, NODE_ENV_VARIABLE
 
 # Where a value given on one node is wrong on another. vLLM's Ray executor hands the driver's environment to every
 # rank with setdefault; these stay out of it (vLLM reads the list from ray_non_carry_over_env_vars.json).
@@ -113,6 +113,7 @@ def ray_start(
     token_file: str,
     fixed: RayPorts | None = None,
     epoch: int = 1,
+    group: str = "",
 ) -> Process:
     """`ray start --block`: in the foreground, so that its daemons are our descendants and die by pid.
 
@@ -122,7 +123,8 @@ def ray_start(
             dashboard agent) and collide on with another Ray of this machine.
         temp_dir: this node's own: nodes that share one read each other's logs and name the wrong node.
         fixed: the block that all ports are taken from; None where several nodes share a machine.
-        epoch: from 2 on of a host that was lost and joins again.
+        epoch: from 2 on of a Ray that is started again.
+        group: what its processes carry, so that what is left of this start can be ended.
     """
     client, agent = (fixed.client_server, 0) if fixed else (own_ports[0], own_ports[1])
     # Without the autoscaler's monitor, which tells its metrics to anybody on every address (Ray 2.60, port 44217): these
@@ -143,7 +145,7 @@ def ray_start(
         "--disable-usage-stats",
         "--block",
     )  # fmt: skip
-    env = {**ray_environment(token_file), **node.env}
+    env = {**ray_environment(token_file), **node.env, GROUP_VARIABLE: group}
     if node.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
     return Process(process_name("ray", epoch), argv, env)

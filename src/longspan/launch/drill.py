@@ -22,6 +22,7 @@ class Fault:
 
     Attributes:
         module: the process is found by the Python module it runs; empty for a rank, which is found by its pid.
+        program: or, of Ray, by its program's name.
         signal: what it gets; `after_seconds`: then it is continued (SIGCONT); 0 for never.
         text: what it does, for people.
     """
@@ -30,6 +31,7 @@ class Fault:
     module: str
     text: str
     after_seconds: float = 0.0
+    program: str = ""
 
 
 FAULTS: dict[str, Fault] = {
@@ -40,6 +42,18 @@ FAULTS: dict[str, Fault] = {
     "kill-gateway": Fault("KILL", "longspan.gateway", "kill the gateway"),
     "kill-controller": Fault(
         "KILL", "longspan.daemon.controller", "kill the controller; another one must go on from its record"
+    ),
+    "kill-raylet": Fault(
+        "KILL",
+        "",
+        "kill Ray on the node of one rank; only groups with a rank there may notice",
+        program="raylet",
+    ),
+    "kill-ray-head": Fault(
+        "KILL",
+        "",
+        "kill the head of Ray; all of it and every group must be built again",
+        program="gcs_server",
     ),
     "freeze-rank": Fault("STOP", "", "freeze one rank's process for good; the restart must end it"),
     "pause-rank": Fault(
@@ -80,6 +94,12 @@ def target(
         engine = {"module": kind.module, "signal": kind.signal, "replica": struck}
         return str(ranks[0]["planned_node"]), engine
     row = ranks[wanted]
+    if kind.program:
+        head = status["ray"]["head"]
+        if head is None:
+            raise InputError(f"{fault} is for a Ray that Longspan started; this one was joined.")
+        node = head if fault == "kill-ray-head" else row["planned_node"]
+        return str(node), {"program": kind.program, "signal": kind.signal}
     return str(row["planned_node"]), {"pid": row["pid"], "signal": kind.signal, "replica": struck}
 
 

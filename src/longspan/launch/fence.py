@@ -35,6 +35,7 @@ class Fence:
         since: when the step began; `pause_until`: before that nothing is started.
         waiting: calls without an answer yet.
         absent: nodes that are lost. Their ranks are ended, and nothing starts before they are back.
+        rayless: nodes without Ray, on which nothing starts either.
         lost_at: when they were first lost during this fence.
         ports: the new ones.
         next_wanted: whether another group is to start; without one it is over once every node has confirmed.
@@ -51,6 +52,7 @@ class Fence:
     step: Step = "collecting"
     waiting: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
+    rayless: set[str] = field(default_factory=set)
     lost_at: dict[str, float] = field(default_factory=dict)
     ports: list[int] = field(default_factory=list)
     broken: str = ""
@@ -114,9 +116,15 @@ class Fence:
         self._done_if_all_there()
         return self.tick(now)
 
+    def ray_returned(self, node: str, now: float) -> list[Action]:
+        """Ray runs there again."""
+        self.rayless.discard(node)
+        self._done_if_all_there()
+        return self.tick(now)
+
     def _done_if_all_there(self) -> None:
         """A host can be lost while the ports are asked for; nothing starts without it."""
-        if self.step == "ports" and self.ports and not self.absent:
+        if self.step == "ports" and self.ports and not self.absent and not self.rayless:
             self.step = "done"
 
     def _ended(self, node: str, value: Any, error: str) -> None:
@@ -136,7 +144,12 @@ class Fence:
             self.step = "done"
             self.waiting.clear()
             return []
-        if self.step == "pausing" and now >= self.pause_until and not self.absent and not self.broken:
+        if (
+            self.step == "pausing"
+            and now >= self.pause_until
+            and not self.absent | self.rayless
+            and not self.broken
+        ):
             self.step, self.since = "ports", now
             head = self.nodes[0]
             return [self._call(head, "ports", {"address": head.address, "count": self.port_count})]

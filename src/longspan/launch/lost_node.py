@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from longspan.deployment import NodeSpec
-from longspan.launch.actions import Action, StartAgent, Sweep, call_id, call_of, call_to
+from longspan.launch.actions import Action, Call, StartAgent, Sweep, call_id, call_of
 
 RETRY_SECONDS = 30.0
 # A server with eight GPUs takes five to ten minutes to boot.
@@ -70,7 +70,11 @@ class LostNode:
             ("write", {"files": self.files}),
             ("ports", {"address": self.node.address, "count": self.port_count}),
         )
-        calls = [call_to(name, what, arguments, self.number) for what, arguments in wanted]
+        # A replica that begins there meanwhile may ask for ports under the same number.
+        calls = [
+            Call(call_id(f"back-{what}", name, self.number), name, what, arguments)
+            for what, arguments in wanted
+        ]
         self.waiting = {call.call for call in calls}
         return [*calls]
 
@@ -88,8 +92,8 @@ class LostNode:
             self.step = "starting"
             return [StartAgent(name)]
         if error:
-            self.broken = f"{what} on {name} failed: {error}"
-        elif what == "ports":
+            self.broken = f"{what.removeprefix('back-')} on {name} failed: {error}"
+        elif what == "back-ports":
             self.ports = [int(port) for port in value]
         if not self.waiting and not self.broken:
             self.step = "back"

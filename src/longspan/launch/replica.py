@@ -39,7 +39,7 @@ class Ground:
     Attributes:
         starts: how many groups were started or ended; each has a number of its own, by which all that is its own is told.
         ports: node -> its free ports, as it named them last; of a head also those of its first group.
-        joined: agents that answer; lost: hosts that are being brought back.
+        joined: agents that answer; lost: hosts that are being brought back; rayless: nodes whose Ray is.
         references: node -> what one rank says there of the checkpoint; what one replica learned holds for all.
         yardstick: the node whose reference is asked for.
     """
@@ -55,6 +55,7 @@ class Ground:
     ports: dict[str, Ports] = field(default_factory=dict)
     joined: set[str] = field(default_factory=set)
     lost: dict[str, LostNode] = field(default_factory=dict)
+    rayless: set[str] = field(default_factory=set)
     references: dict[str, Any] = field(default_factory=dict)
 
     def next_start(self) -> int:
@@ -77,6 +78,7 @@ class Replica:
         then: what follows the end of the group that is being fenced.
         leaving: it is drained for good.
         draining_since: since when the gateway sends it nothing new, so that its GPUs can be released.
+        held: ports of a group that waits for Ray on its nodes.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Replica:
     tries: int = 0
     leaving: bool = False
     draining_since: float | None = None
+    held: Ports | None = None
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -195,7 +198,19 @@ class Replica:
             text = f"{self.head.name} has no ports for the engine: {error}"
             self.problem = Failure("host", self.phase, text)
             return []
-        return self._begin(self.epoch, now, Ports(*value))
+        self.held = Ports(*value)
+        return self._begin_held(now)
+
+    def _begin_held(self, now: float) -> list[Action]:
+        """The group whose ports are known, as soon as Ray runs where it belongs."""
+        if self.held is None or self._rayless:
+            return []
+        ports, self.held = self.held, None
+        return self._begin(self.epoch, now, ports)
+
+    @property
+    def _rayless(self) -> set[str]:
+        return self.ground.rayless & {node.name for node in self.nodes}
 
     # ---- the way down
     def failed(self, kind: FailureKind, what: str, remedy: str, now: float) -> list[Action]:
@@ -251,6 +266,7 @@ class Replica:
         if self.group:
             self.group.waiting.clear()
         self.waiting.clear()
+        self.held = None
         self.traffic.forget_engine()
         self.draining_since = None
         self.then = then
@@ -258,7 +274,8 @@ class Replica:
         own = {node.name for node in self.nodes}
         self.fence = Fence(
             self.nodes, self.ground.mark, self.group_id, epoch, self.spec.joins_ray, now,
-            now + pause, len(Ports._fields), absent=self.ground.lost.keys() & own, next_wanted=then == "ports",
+            now + pause, len(Ports._fields), absent=self.ground.lost.keys() & own, rayless=self._rayless,
+            next_wanted=then == "ports",
         )  # fmt: skip
         evidence = self._collect(epoch, now) if collect else []
         self._enter("fencing", now)
@@ -313,6 +330,17 @@ class Replica:
     def returned(self, node: str, now: float) -> list[Action]:
         """It is back, and offers its GPUs to Ray."""
         return self._fenced(self.fence.returned(node, now), now) if self.fence else []
+
+    def ray_lost(self, node: str) -> None:
+        """Ray is away on a node of a group that is being ended."""
+        if self.fence:
+            self.fence.rayless.add(node)
+
+    def ray_returned(self, node: str, now: float) -> list[Action]:
+        """Ray runs there again."""
+        if self.fence:
+            return self._fenced(self.fence.ray_returned(node, now), now)
+        return self._begin_held(now)
 
     # ---- traffic
     def _setting(self, now: float) -> list[Action]:

@@ -4,7 +4,7 @@ Which of them an event is about, where the deployment stands as a whole, how man
 end of all, which `doom` tells `launch.steps`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -269,6 +269,28 @@ class Replicas:
                 actions += self.after(replica, replica.returned(node, now), now)
         return actions
 
+    def ray_lost(self, nodes: Sequence[str], what: str, now: float) -> list[Action]:
+        """Ray is away there: groups with ranks there are ended, and none begins before it is back."""
+        actions: list[Action] = []
+        for replica in self:
+            where = [node for node in nodes if replica.is_on(node)]
+            if self.doom or not where:
+                continue
+            if replica.fence:
+                for node in where:
+                    replica.ray_lost(node)
+            elif replica.group and not replica.is_at_rest:
+                actions += self.failed(replica, "ray", what, "", now)
+        return actions
+
+    def ray_returned(self, node: str, now: float) -> list[Action]:
+        """Ray runs there again."""
+        actions: list[Action] = []
+        for replica in self:
+            if replica.is_on(node) and not self.doom:
+                actions += self.after(replica, replica.ray_returned(node, now), now)
+        return actions
+
     # ---- time
     def tick(self, now: float) -> list[Action]:
         """Time passed for each."""
@@ -276,7 +298,8 @@ class Replicas:
         for replica in self:
             actions += self.after(replica, replica.tick(now), now)
             limit = QUIET_SECONDS.get(replica.phase)
-            if not self.doom and limit is not None and now - replica.last_sign >= limit:
+            waits = replica.held is not None  # for Ray, with whose patience
+            if not self.doom and not waits and limit is not None and now - replica.last_sign >= limit:
                 group = replica.group
                 where = group.engine_phase if group and replica.phase == "engine" else replica.phase
                 what = f"No sign of progress for {limit:.0f} s in phase {where}.{group.awaited() if group else ''}"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from longspan.deployment import DeploymentSpec, NodeSpec, RayPorts
+from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.finding import Finding
 from longspan.launch import commands
 from longspan.launch.actions import Action, Call, Start, StartAgents, call_of, call_to
@@ -39,6 +39,7 @@ from longspan.launch.events import (
 from longspan.launch.failure import Failure, FailureKind, cause
 from longspan.launch.group import ENGINE_PROCESSES
 from longspan.launch.lost_node import LostNode
+from longspan.launch.own_ray import STARTED, OwnRay
 from longspan.launch.phases import phase_seen, rank_seen, said, strip_colour
 from longspan.launch.replica import Ground, Replica, collect_arguments
 from longspan.launch.replicas import GROUP_PHASES, Replicas
@@ -79,7 +80,7 @@ class Steps:
         stopped_in: the phase in which the end began; `stopping` is that end.
         started: phase -> the time it began; `ended`: phase -> the time it was done.
         facts: node -> what its agent found there.
-        ground: what all replicas stand on.
+        ground: what all replicas stand on. ray: the one that we start; with one that is joined it does nothing.
         gateway_admin: where the gateway tells its figures, HOST:PORT.
         strikes: how many faults drills have made; nobody waits for their answers.
         told: what the logs have said so far, without the time at which they said it.
@@ -103,6 +104,7 @@ class Steps:
     facts: dict[str, Any] = field(default_factory=dict)
     ground: Ground = field(init=False)
     replicas: Replicas = field(init=False)
+    ray: OwnRay = field(init=False)
     losses: int = 0
     gateways: int = 1
     gateway_address: str = ""
@@ -119,6 +121,7 @@ class Steps:
     def __post_init__(self) -> None:
         self.ground = Ground(self.paths, self.mark, self.head.name, ray_address=self.spec.ray_address or "")
         self.replicas = Replicas(self.spec, self.ground)
+        self.ray = OwnRay(self.spec, self.ground, self.paths.ray_token)
 
     # ---- entry
     def begin(self, now: float) -> list[Action]:
@@ -149,7 +152,7 @@ class Steps:
         return actions
 
     def _keep_tail(self, event: Lines) -> None:
-        if not self._is_past(*named(event.process)):
+        if not self._is_past(event.node, *named(event.process)):
             tail = self.tails.setdefault(f"{event.node}/{event.process}", [])
             tail += event.lines
             del tail[:-TAIL_LINES]
@@ -356,7 +359,7 @@ class Steps:
         actions = self._led(self.replicas.node_lost(node.name, what, remedy, self.now))
         if self.stopping:
             return actions
-        return [*actions, *lost.tick(self.now)]
+        return [*actions, *self.ray.host_lost(node.name, self.now), *lost.tick(self.now)]
 
     def _bring_back(self, lost: LostNode, actions: list[Action]) -> list[Action]:
         """What follows from the news of a lost host."""
@@ -367,7 +370,7 @@ class Steps:
             return actions
         del self.ground.lost[name]
         self.ground.ports[name] = Ports(*lost.ports)
-        actions = [*actions, self._ray_start(lost.node, head=False, epoch=lost.number)]
+        actions = [*actions, *self.ray.host_back(name, self.now)]
         return [*actions, *self._led(self.replicas.node_returned(name, self.now))]
 
     def _struck(self, event: Struck) -> list[Action]:
@@ -376,6 +379,8 @@ class Steps:
             return []
         self.strikes += 1
         arguments = {**event.arguments, "mark": self.mark, "joined": self.spec.joins_ray}
+        if "program" in arguments:  # one of Ray's
+            arguments["group"] = self.ray.group(event.node)
         # Of two replicas on one node only one is struck.
         struck = self.replicas.get(arguments.pop("replica", ""))
         if struck:
@@ -398,6 +403,8 @@ class Steps:
         for lost in self.ground.lost.values():
             if event.call in lost.waiting:
                 return self._bring_back(lost, lost.answered(event.call, event.value, event.error))
+        if event.call in self.ray.waiting:
+            return self._unless_broken(self.ray.answered(event.call, event.value, event.error, self.now))
         if event.call not in self.waiting:
             return []  # a second answer, or one to a question of another time
         self.waiting.discard(event.call)
@@ -431,31 +438,34 @@ class Steps:
         self._enter("ray")
         if self.spec.ray_address:
             return self._ray_ready()
-        return [self._ray_start(self.spec.ray_nodes()[0], head=True)]
+        return self.ray.begin()
 
-    def _ray_start(self, node: NodeSpec, *, head: bool, epoch: int = 1) -> Start:
-        first = self.spec.ray_nodes()[0]
-        fixed = RayPorts(self.spec.ray_first_port) if self.spec.ray_first_port else None
-        port = fixed.gcs if fixed else self.ground.ports[first.name].ray
-        self.ground.ray_address = f"{first.address}:{port}"
-        return Start(
-            node.name,
-            commands.ray_start(
-                node, head=head, head_address=first.address, port=port,
-                own_ports=(self.ground.ports[node.name].ray_client, self.ground.ports[node.name].ray_agent),
-                temp_dir=self.paths.ray_dir(node.name), token_file=self.paths.ray_token, fixed=fixed,
-                epoch=epoch,
-            ),
-        )  # fmt: skip
+    def _unless_broken(self, actions: list[Action]) -> list[Action]:
+        """`actions`, or the end of all where Ray cannot be built again."""
+        if not self.ray.broken:
+            return actions
+        return self.fail("ray", f"Ray ended while serving and is not back: {self.ray.broken}.")
+
+    def _ray_lost(self, event: Exited) -> list[Action]:
+        """Groups with ranks where Ray is away are fenced, and what is left of it is ended, before it starts again."""
+        last = next((line for line in reversed(event.said) if line.strip()), "")
+        what = f"Ray on {event.node} ended with status {event.code} while serving. Its last line: {last}"
+        gone = self.ray.lost(event.node, self.now)
+        actions = self._led(self.replicas.ray_lost(gone, what, self.now))
+        if self.stopping:
+            return actions
+        return [*actions, *self._unless_broken(self.ray.rebuild(self.now))]
 
     # ---- process events
     def _exited(self, event: Exited) -> list[Action]:
         process, epoch = named(event.process)
-        if self._is_past(process, epoch):
+        if self._is_past(event.node, process, epoch):
             return []
         replica = self.replicas.of(epoch) if process in ENGINE_PROCESSES else None
         if process == "gateway" and self.replicas.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
+        if process == "ray" and self.replicas.served:
+            return self._ray_lost(event)
         if process == "rank":
             # Its own log is that of the launcher or engine, whose end says more; but that may never come while the other
             # ranks wait for this one in a collective (seen: 45 s until a token was missed).
@@ -488,10 +498,12 @@ class Steps:
     ) -> list[Action]:
         return self._led(self.replicas.failed(replica, kind, what, remedy, self.now))
 
-    def _is_past(self, process: str, epoch: int) -> bool:
-        """Whether a process is of a group that was ended or is being ended, or a gateway that was replaced."""
+    def _is_past(self, node: str, process: str, epoch: int) -> bool:
+        """Whether a process is of a group that was ended or is being ended, or a gateway or Ray that was replaced."""
         if process == "gateway":
             return epoch != self.gateways
+        if process == "ray":
+            return self.ray.is_past(node, epoch)
         if process not in ENGINE_PROCESSES:
             return False
         return self.replicas.of(epoch) is None
@@ -514,7 +526,7 @@ class Steps:
         return Process(commands.process_name("gateway", self.gateways), argv)
 
     def _lines(self, event: Lines) -> list[Action]:
-        if self._is_past(*named(event.process)):
+        if self._is_past(event.node, *named(event.process)):
             return []
         actions: list[Action] = []
         for raw in event.lines:
@@ -554,7 +566,7 @@ class Steps:
     def _line(self, node: str, process: str, line: str) -> list[Action]:
         process, epoch = named(process)
         if process == "ray":
-            return self._ray_line(node, line)
+            return self._ray_line(node, epoch, line)
         replica = self.replicas.of(epoch) if process in ENGINE_PROCESSES else None
         try:
             if process == "gateway":
@@ -574,12 +586,13 @@ class Steps:
             return self._led(self.replicas.after(replica, found, self.now))
         return []
 
-    def _ray_line(self, node: str, line: str) -> list[Action]:
-        first, *others = self.spec.ray_nodes()
-        if self.phase == "ray" and node == first.name and "Ray runtime started" in line:
-            starts: list[Action] = [self._ray_start(other, head=False) for other in others]
-            return [*starts, *self._ray_ready()]
-        return []
+    def _ray_line(self, node: str, epoch: int, line: str) -> list[Action]:
+        found = self.ray.line(node, epoch, line, self.now)
+        if found is None:
+            return []
+        if self.phase == "ray" and not self.replicas.served and node == self.ray.head.name:
+            return [*found, *self._ray_ready()]
+        return [*found, *self._led(self.replicas.ray_returned(node, self.now))]
 
     def _ray_ready(self) -> list[Action]:
         """The head answers: the replicas' groups begin, and the gateway starts beside them."""
@@ -607,6 +620,9 @@ class Steps:
         actions += self._led(self.replicas.tick(self.now))
         if self.stopping:
             return actions
+        self.ray.tick(self.now)
+        if self.ray.broken:
+            return [*actions, *self._unless_broken([])]
         limit = QUIET_SECONDS.get(self.phase)
         begun = self.replicas.whole() is not None
         if begun or limit is None or self.now - self.last_sign < limit:
@@ -626,6 +642,7 @@ def _tells(line: str) -> bool:
     plain = strip_colour(line)
     return (
         plain.startswith((EVENT_MARK, '{"event"'))
+        or STARTED in plain
         or rank_seen(plain) is not None
         or phase_seen(plain) is not None
     )

@@ -11,6 +11,7 @@ from longspan.preflight import (
     checks_network,
     checks_node,
     checks_pairs,
+    checks_rails,
     checks_ray,
 )
 from longspan.preflight.check import Check, Outcome
@@ -19,7 +20,7 @@ from longspan.preflight.scene import Scene
 GROUPS = ("hosts", "versions", "gpus", "model", "network", "pairs", "collective")
 _ALL = (
     *checks_node.CHECKS, *checks_compare.CHECKS, *checks_gpu.CHECKS, *checks_network.CHECKS, *checks_pairs.CHECKS,
-    *checks_collective.CHECKS, *checks_ray.CHECKS,
+    *checks_collective.CHECKS, *checks_rails.CHECKS, *checks_ray.CHECKS,
 )  # fmt: skip
 CHECKS: tuple[Check, ...] = tuple(check for group in GROUPS for check in _ALL if check.group == group)
 

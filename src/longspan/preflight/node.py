@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from longspan.preflight import gather, trial
+from longspan.preflight import gather, rails_node, trial
 
 REPLY = "longspan-reply "
 
@@ -121,6 +121,7 @@ class Session:
     def __init__(self) -> None:
         self.listeners: trial.Listeners | None = None
         self.members = Members()
+        self.rail = rails_node.Rail()
 
     def answer(self, request: dict[str, Any]) -> Any:
         """One request by its name."""
@@ -143,6 +144,13 @@ class Session:
                 return self.members.run(request)
             case "collective_stop":
                 self.members.stop()
+                return None
+            case "rail_serve":
+                return self.rail.serve(request)
+            case "rail_write":
+                return self.rail.write(request)
+            case "rail_stop":
+                self.rail.stop()
                 return None
         raise ValueError(f"unknown request {request['do']!r}")
 
@@ -170,6 +178,7 @@ class Session:
             pass
         finally:
             self.members.stop()
+            self.rail.stop()
             self.close_listeners()
 
 

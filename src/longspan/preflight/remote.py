@@ -4,7 +4,16 @@ import json
 from collections.abc import Mapping
 
 # The modules that run on a node; the first two of each name are packages that the far side makes up.
-NODE_MODULES = ("gather", "gather_file", "gather_gpu", "gather_net", "gather_model", "trial", "node")
+NODE_MODULES = (
+    "gather",
+    "gather_file",
+    "gather_gpu",
+    "gather_net",
+    "gather_model",
+    "trial",
+    "rails_node",
+    "node",
+)
 COLLECTIVE_MODULES = ("collective",)
 OLD = "longspan-old "
 

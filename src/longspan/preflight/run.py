@@ -15,6 +15,7 @@ from longspan.host import Host
 from longspan.preflight.environment import compile_environment
 from longspan.preflight.facts import NodeFacts
 from longspan.preflight.groups import Collective
+from longspan.preflight.rails import Rails
 from longspan.preflight.read import read_facts
 from longspan.preflight.scene import PairFacts, PortTrial, Scene, Wanted
 from longspan.preflight.session import OPEN_SECONDS, Session, SessionLostError
@@ -96,7 +97,8 @@ def preflight(
         if not options.collective:
             return replace(scene, no_collective="not asked for")
         groups, reason = Collective(sessions.live, scene, pool, progress).run()
-        return replace(scene, groups=groups, no_collective=reason)
+        rails, why = Rails(sessions.live, scene, pool, progress).run()
+        return replace(scene, groups=groups, no_collective=reason, rails=rails, no_rails=why)
 
 
 class _Sessions:

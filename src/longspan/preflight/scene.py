@@ -1,7 +1,7 @@
 """What the checks look at: all that was seen of all nodes, and what is planned on them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from longspan.preflight.facts import NodeFacts
 
@@ -82,6 +82,35 @@ class GroupResult:
 
 
 @dataclass(frozen=True, slots=True)
+class RailTrial:
+    """An RDMA write from one node's port into the memory of another.
+
+    Attributes:
+        source_port, target_port: device and number, "mlx5_0:1".
+        rate_bits_per_second: of the slower of the two ports.
+        is_crossing: whether the two are of different rails.
+        bits_per_second: reached; 0 where `error` says what went wrong.
+    """
+
+    source: str
+    source_port: str
+    target: str
+    target_port: str
+    rate_bits_per_second: float
+    is_crossing: bool = False
+    bits_per_second: float = 0.0
+    error: str = ""
+
+    def with_error(self, error: str) -> "RailTrial":
+        """The same trial, failed."""
+        return replace(self, error=error)
+
+    def with_speed(self, bits_per_second: float) -> "RailTrial":
+        """The same trial, done."""
+        return replace(self, bits_per_second=bits_per_second)
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """A variable for one node: its value, why, and whose it is ("user" values are never changed)."""
 
@@ -124,7 +153,7 @@ class Scene:
         tp: 0 where no layout is known. device: what the engine will run on; empty where that is not planned yet.
         digests_follow: whether copies of the model are compared by digests next.
         reservations: of Longspan's deployments in a Ray that is joined; None where it is not, or was not asked.
-        no_pairs, no_collective: why these were not tried; empty where they were.
+        no_pairs, no_collective, no_rails: why these were not tried; empty where they were.
     """
 
     wanted: tuple[Wanted, ...]
@@ -144,6 +173,8 @@ class Scene:
     reservations: tuple[Reservation, ...] | None = None
     no_pairs: str = ""
     no_collective: str = ""
+    rails: tuple[RailTrial, ...] = ()
+    no_rails: str = "the collective, which they come after, was not tried"
 
     @property
     def answering(self) -> tuple[NodeFacts, ...]:
