@@ -37,7 +37,7 @@ def test_two_equal_sides_are_seldom_called_different() -> None:
     """A against A, 60 times: at a level of 5 % no more than 8 are called different (binomial: 99 of 100 such tests)."""
     wrong = 0
     for seed in range(60):
-        a, b = (cut(made(1000 + 2 * seed + i, count=200), {}) for i in (0, 1))
+        a, b = (cut(made(1000 + 2 * seed + i, count=200), ()) for i in (0, 1))
         verdict = compare(
             a,
             b,
@@ -56,7 +56,7 @@ def test_a_known_effect_is_found_and_its_interval_holds_it() -> None:
     """10 % slower is worse; 10 % lies within the interval of nearly every repetition; the MDE is below it."""
     held = 0
     for seed in range(20):
-        a, b = cut(made(seed, count=300), {}), cut(made(500 + seed, 1.1, count=300), {})
+        a, b = cut(made(seed, count=300), ()), cut(made(500 + seed, 1.1, count=300), ())
         verdict = compare(
             a, b, is_paired=False, uniform=Random(seed).random, decide=["ttft_p50"], shown=(), resamples=300
         )
@@ -86,7 +86,7 @@ def test_interleaved_blocks_take_out_a_drift() -> None:
 
         a, b = interleave.measure(runner, 8)
         verdict = compare(
-            interleave.blocks(a, {}), interleave.blocks(b, {}), is_paired=True, uniform=Random(1).random,
+            interleave.blocks(a, ()), interleave.blocks(b, ()), is_paired=True, uniform=Random(1).random,
             decide=["ttft_p50"], shown=(),
         )  # fmt: skip
         assert verdict.outcome in wanted
@@ -146,7 +146,9 @@ def test_a_run_that_measured_its_client_is_not_compared(tmp_path: Path) -> None:
     assert "a core is full" in str(found["caveats"])
 
 
-@pytest.mark.parametrize("options", [("--metric", "speed"), ("--objective", "ttft"), ("--objective", "x=1")])
+@pytest.mark.parametrize(
+    "options", [("--metric", "speed"), ("--slo", "ttft"), ("--slo", "x=1s"), ("--slo", "e2e=1s")]
+)
 def test_wrong_names_are_one_error(tmp_path: Path, options: tuple[str, ...]) -> None:
     """An unknown metric or objective is refused with those that exist."""
     with pytest.raises(InputError):
@@ -155,9 +157,7 @@ def test_wrong_names_are_one_error(tmp_path: Path, options: tuple[str, ...]) -> 
 
 def test_the_same_seed_gives_the_same_answer(tmp_path: Path) -> None:
     """The resampling is seeded; goodput is among the metrics when objectives are given."""
-    found = [
-        run(tmp_path, made(1, count=150), made(2, count=150), "--objective", "ttft=0.1") for _ in range(2)
-    ]
+    found = [run(tmp_path, made(1, count=150), made(2, count=150), "--slo", "ttft=100ms") for _ in range(2)]
     assert found[0] == found[1]
     assert any(one["metric"] == "goodput" and one["decides"] for one in found[0][1]["metrics"])  # type: ignore[attr-defined]
     assert set(METRICS) == {one["metric"] for one in found[0][1]["metrics"]}  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ def test_no_failure_in_few_requests_is_no_proof_of_none() -> None:
     """Without a failure on either side the smallest share that could have been seen falls with the requests, and is not 0."""
     seen = []
     for count in (100, 1000):
-        a, b = cut(made(1, count=count), {}), cut(made(2, count=count), {})
+        a, b = cut(made(1, count=count), ()), cut(made(2, count=count), ())
         verdict = compare(
             a, b, is_paired=False, uniform=Random(1).random, decide=["failed_share"], shown=(), resamples=50
         )
