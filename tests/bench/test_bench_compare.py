@@ -15,9 +15,12 @@ from longspan.bench import interleave
 from longspan.bench.blocks import METRICS, quantile
 from longspan.bench.compare import compare
 from longspan.bench.cut import cut
+from longspan.bench.record import RequestRecord
 from longspan.bench.result import ClientQuality, Result
+from longspan.bench.summary import summarise
 from longspan.cli.bench_compare import command
 from longspan.errors import ConditionsError, InputError, UnsoundRunError
+from longspan.workload import parse_objectives
 
 DECIDE = ("ttft_p50", "tpot_p50", "output_throughput")
 
@@ -153,6 +156,23 @@ def test_wrong_names_are_one_error(tmp_path: Path, options: tuple[str, ...]) -> 
     """An unknown metric or objective is refused with those that exist."""
     with pytest.raises(InputError):
         run(tmp_path, made(1, count=20), made(2, count=20), *options)
+
+
+def test_goodput_is_the_same_in_a_run_and_in_a_comparison() -> None:
+    """A single token has no TPOT to miss; an answer without a TTFT misses one of TTFT, and meets one of its end."""
+    whole = RequestRecord(
+        0, 0, 0, 0.1, 1.0, 1.0, chunks=9, first_chunk_tokens=1, output_tokens=9, counted=True
+    )
+    single = RequestRecord(
+        1, 0, 0, 0.1, 0.1, 0.1, chunks=1, first_chunk_tokens=1, output_tokens=1, counted=True
+    )
+    plain = RequestRecord(2, 0, 0, None, 1.0, 1.0, output_tokens=9, counted=True)
+    failed = RequestRecord(3, 0, 0, None, None, 1.0, outcome="reset")
+    run_made = made(1, requests=(whole, single, plain, failed), window_seconds=(0.0, 2.0))
+    for text, good in (("ttft=1s", 2), ("tpot=50ms", 2), ("e2el=2s", 3), ("ttft=1s,e2el=500ms", 1)):
+        objectives = parse_objectives(text)
+        assert sum(block.good for block in cut(run_made, objectives)) == good
+        assert summarise(run_made.requests, objectives).figures["slo_attainment"].value == good / 4
 
 
 def test_the_same_seed_gives_the_same_answer(tmp_path: Path) -> None:

@@ -353,6 +353,7 @@ def test_the_planner_reads_the_rows_and_moves_towards_the_measurement(tmp_path: 
         found = call(tmp_path, *names, "--gpu", "H100", "--rows", str(rows), "--json")
         assert found.exception is None, found.exception
         assert f"{new} of 6 rows are new" in found.stderr
+    assert 0.4 < json.loads(found.stdout)["points"][1]["planned_efficiency"] < 1.5
     plan = {one["quantity"]: one for one in json.loads(found.stdout)["points"][0]["plan"]}
     assert plan["TPOT mean"]["verdict"] == "above"
     assert plan["output"]["verdict"] == "below"

@@ -11,6 +11,8 @@ from longspan.bench.report import page, table_line
 from longspan.bench.scaling import Point, Scaling
 
 SCHEMA = "longspan.bench.scaling/1"
+# The quantity of `Beside` that is throughput.
+OUTPUT = "output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Beside:
     """A plan's estimate beside what was measured, of one replica.
 
     Attributes:
-        quantity: "ttft", "tpot" or "output_throughput". unit: of all figures. p50, p10, p90: the estimate; source: of its calibration.
+        quantity: `OUTPUT`, "TTFT mean" or "TPOT mean". unit: of all figures. p50, p10, p90: the estimate.
         measured: None where the run does not tell it.
     """
 
@@ -69,6 +71,20 @@ def sentences(report: Report) -> list[str]:
     ]
 
 
+def planned_efficiency(report: Report) -> list[float | None]:
+    """Of each run, what the plan's estimates of output throughput make of it; None without both estimates, and of goodput."""
+    each = [_planned_each(report, number) for number in range(len(report.found.points))]
+    base = None if report.found.metric.startswith("goodput") else each[0]
+    return [one / base if one and base else None for one in each]
+
+
+def _planned_each(report: Report, number: int) -> float | None:
+    """Output tokens per second and GPU that the plan expects; of one replica, as all are alike."""
+    split = report.found.points[number].run.split
+    compared = report.beside[number] if report.beside else ()
+    return next((one.p50 / (split.tp * split.pp) for one in compared if one.quantity == OUTPUT), None)
+
+
 def _between(point: Point) -> str:
     return "" if point.low is None or point.high is None else f" (95 %: {point.low:.1%} to {point.high:.1%})"
 
@@ -85,16 +101,16 @@ def notes(report: Report) -> list[str]:
 
 def points_table(report: Report) -> list[list[str]]:
     """One row a run, the head first."""
-    rows = [["GPUs", "split", report.unit, "a GPU", "times", "efficiency", "95 % of it", "result"]]
+    rows = [["GPUs", "split", report.unit, "a GPU", "times", "efficiency", "95 % of it", "plan", "result"]]
     base = report.found.points[0]
-    for one in report.found.points:
+    for one, planned in zip(report.found.points, planned_efficiency(report), strict=True):
         value = one.throughput.value or 0.0
         ratio = one.run.split.gpus / base.run.split.gpus
         rows.append([
             str(one.run.split.gpus), str(one.run.split), f"{value:,.4g}", f"{value / one.run.split.gpus:,.4g}",
             f"{one.efficiency * ratio:.2f}", f"{one.efficiency:.1%}",
             "" if one.low is None or one.high is None else f"{one.low:.1%} to {one.high:.1%}",
-            one.run.result.result_id,
+            "" if planned is None else f"{planned:.1%}", one.run.result.result_id,
         ])  # fmt: skip
     return rows
 
@@ -134,12 +150,14 @@ def document(report: Report) -> dict[str, Any]:
     """What `--json` prints; docs/bench-scaling.md describes it."""
     found = report.found
     points = []
+    planned = planned_efficiency(report)
     for number, one in enumerate(found.points):
         split = one.run.split
         points.append({
             "result_id": one.run.result.result_id, "gpus": split.gpus, "tp": split.tp or None,
             "pp": split.pp if split.tp else None, "replicas": split.replicas if split.tp else None,
             "throughput": one.throughput.value, "efficiency": one.efficiency, "low": one.low, "high": one.high,
+            "planned_efficiency": planned[number],
             "ledger": {
                 "efficiency_percent": one.ledger.efficiency_hundredths / 100,
                 "lines": [line.to_json() for line in (*one.ledger.lines, one.ledger.unexplained)],

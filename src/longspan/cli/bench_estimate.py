@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longspan.bench.causes import Predicted, running_each
 from longspan.bench.result import Result
-from longspan.bench.scaling_report import Beside
+from longspan.bench.scaling_report import OUTPUT, Beside
 from longspan.bench.series import Measured
 from longspan.cli.plan import row_latency
 from longspan.cli.plan_rows import Models, evaluate_rows, load_calibration
@@ -20,7 +20,7 @@ from longspan.planner.rows import COLUMNS, parse_row
 # quantity of a calibration row -> (name for people, key of the estimate, figure of the run, factor to the row's unit, unit).
 # A plan's figures are of a whole run, its first burst included, so they stand beside those of the whole run.
 _QUANTITIES = {
-    "output_throughput": ("output", "output_tok_s", "output_run_tokens_per_second", 1.0, "tok/s"),
+    "output_throughput": (OUTPUT, "output_tok_s", "output_run_tokens_per_second", 1.0, "tok/s"),
     "ttft_mean": ("TTFT mean", "ttft_ms", "ttft_sent_mean_seconds", 1000.0, "ms"),
     "tpot_mean": ("TPOT mean", "tpot_ms", "tpot_mean_seconds", 1000.0, "ms"),
 }
