@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bench_made import write_file
 from longspan.bench.causes import Predicted, outside_seconds
+from longspan.bench.engine_counters import read_counters
 from longspan.bench.ledger import WHOLE, Cause, kept, ledger
 from longspan.bench.record import RequestRecord
 from longspan.bench.result import ClientQuality, EngineObservation, EngineSample, Result
@@ -198,6 +199,17 @@ def test_known_efficiency_and_a_loss_that_failures_explain() -> None:
     }
 
 
+def test_the_engines_own_request_times_are_read() -> None:
+    """vLLM's histogram, summed over engines; its buckets are no sums."""
+    name = "vllm:e2e_request_latency_seconds"
+    text = "\n".join([
+        f'{name}_bucket{{engine="0",le="0.3"}} 1.0', f'{name}_sum{{engine="0"}} 2.5', f'{name}_count{{engine="0"}} 4.0',
+        f'{name}_sum{{engine="1"}} 1.5', f'{name}_count{{engine="1"}} 2.0',
+    ])  # fmt: skip
+    found = read_counters(text)
+    assert (found["e2e_seconds"], found["e2e_requests"]) == (4.0, 6.0)
+
+
 def test_each_cause_has_its_own_line() -> None:
     """The client's part, time outside the engine, a batch that shrank: each from what the run holds, and they explain the loss."""
     calibrated = ClientQuality(null_ttft_p50_seconds=0.01)
@@ -301,6 +313,32 @@ def test_other_conditions_are_refused_by_name(tmp_path: Path) -> None:
     assert "model/name" in refusal.what
     assert "layout" not in refusal.what
     assert call(tmp_path, *names, "--allow", "engine/version", "--allow", "model/name").exception is None
+
+
+def test_nodes_that_the_base_did_not_have(tmp_path: Path) -> None:
+    """Their names and networks are no difference; another driver on one of them is, and is named."""
+    base = closed("one", 4, 1.0, 5)
+    first = {"node/a/driver": "570", "node/a/NCCL_SOCKET_IFNAME": "eth0"}
+    second = {"node/b/driver": "570", "node/b/NCCL_SOCKET_IFNAME": "ens7"}
+    one = closed("one", 4, 1.0, 5, conditions={**base.conditions, **first})
+    two = {**lock(base, layout_tp=2), **first, **second}
+    found = call(tmp_path, *files(tmp_path, one, closed("two", 4, 1.0, 5, conditions=two)), "--json")
+    assert found.exception is None, found.exception
+    assert json.loads(found.stdout)["unknown"] == []
+    other = closed("two", 4, 1.0, 5, conditions={**two, "node/b/driver": "550"})
+    refusal = call(tmp_path, *files(tmp_path, one, other)).exception
+    assert isinstance(refusal, ConditionsError)
+    assert "node/b/driver: one has 570, two has 550" in refusal.what
+    assert call(tmp_path, *files(tmp_path, one, other), "--allow", "node").exception is None
+
+
+def test_a_load_that_nobody_tells_has_no_law() -> None:
+    """An imported run says nothing of its load: refused; a trace is the same load for all."""
+    silent = [Measured(closed("a", 4, 1.0, 3, load={}), Split(gpus)) for gpus in (1, 2)]
+    with pytest.raises(ConditionsError, match="not known with which load a, a"):
+        law_of(silent)
+    trace = {"concurrency": 0, "pattern": {"kind": "trace", "rate": 0.0}}
+    assert law_of([Measured(closed("a", 4, 1.0, 3, load=trace), Split(gpus)) for gpus in (1, 2)]) == "strong"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from longspan.bench.conditions import Difference, permission
+from longspan.bench.conditions import Difference, Lock, is_allowed, permission, rule
 from longspan.bench.result import Result
 from longspan.errors import ConditionsError, InputError
 
@@ -18,6 +18,8 @@ UNDER_TEST = (
 )  # fmt: skip
 # What makes a load strong or weak; judged by `law_of`, not by the lock.
 _STRENGTH = ("load/concurrency", "load/pattern/rate", "load/pattern/rate_end", "load/requests")
+# Versions that must be the same on nodes that the base did not have.
+_OF_EVERY_NODE = ("vllm", "torch", "ray", "nccl", "driver")
 # Clients are whole, and rates are typed: loads nearer than this are the same.
 _SAME_LOAD = 0.01
 
@@ -110,6 +112,11 @@ def law_of(runs: Sequence[Measured]) -> Law:
         ConditionsError: the load is neither the same everywhere nor the same a GPU; every one is named.
     """
     base, *others = runs
+    if unsaid := [one.result.result_id for one in runs if not any(_strength(one)) and not _is_trace(one)]:
+        raise ConditionsError(
+            f"It is not known with which load {', '.join(unsaid)} was measured, so the law cannot be told.",
+            "Measure with `longspan bench`; results of other tools do not tell it.",
+        )
     is_strong = all(_grew(one, base, 1.0) for one in others)
     is_weak = all(_grew(one, base, one.split.gpus / base.split.gpus) for one in others)
     if is_strong or is_weak:
@@ -119,6 +126,10 @@ def law_of(runs: Sequence[Measured]) -> Law:
         f"The load is neither the same in all runs (strong scaling) nor the same a GPU (weak):{named}",
         "Measure again with one --concurrency or --rate for all, or with one that grows as the GPUs do.",
     )
+
+
+def _is_trace(run: Measured) -> bool:
+    return (run.result.load.get("pattern") or {}).get("kind") == "trace"
 
 
 def _strength(run: Measured) -> tuple[float, ...]:
@@ -147,8 +158,39 @@ def refused(
     base, *others = runs
     forbidding, unknown = [], set[str]()
     for one in others:
-        found = permission(base.result.conditions, one.result.conditions, [*UNDER_TEST, *_STRENGTH, *allowed])
-        forbidding += [(one.result.result_id, difference) for difference in found.forbidding]
-        unknown |= {difference.name for difference in found.told if difference.weight == "blocks"}
+        locks = base.result.conditions, one.result.conditions
+        found = permission(*locks, [*UNDER_TEST, *_STRENGTH, *allowed])
+        seen = [*found.forbidding, *_of_new_nodes(*locks, allowed)]
+        forbidding += [(one.result.result_id, difference) for difference in seen]
+        unknown |= {
+            difference.name
+            for difference in found.told
+            if difference.weight == "blocks" and not _is_of_one_side(difference.name, *locks)
+        }
         unknown |= {name for name in found.neither_knows if name.startswith(("model/", "engine/"))}
     return forbidding, sorted(unknown)
+
+
+def _nodes(lock: Lock) -> set[str]:
+    return {name.split("/")[1] for name in lock if name.startswith("node/") and name.count("/") == 2}
+
+
+def _is_of_one_side(name: str, a: Lock, b: Lock) -> bool:
+    """Whether it belongs to a node that only one of the runs had."""
+    return (
+        name.count("/") == 2 and name.startswith("node/") and name.split("/")[1] not in _nodes(a) & _nodes(b)
+    )
+
+
+def _of_new_nodes(a: Lock, b: Lock, allowed: Sequence[str]) -> list[Difference]:
+    """Versions on nodes that only the second run had which no node of the first had."""
+    found = []
+    for node in sorted(_nodes(b) - _nodes(a)):
+        for what in _OF_EVERY_NODE:
+            name = f"node/{node}/{what}"
+            there = {a[f"node/{one}/{what}"] for one in _nodes(a) if a.get(f"node/{one}/{what}") is not None}
+            if there and b.get(name) is not None and b[name] not in there and not is_allowed(name, allowed):
+                found.append(
+                    Difference(name, ", ".join(sorted(map(str, there))), b[name], "blocks", rule(name)[2])
+                )
+    return found
