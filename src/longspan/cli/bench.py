@@ -18,7 +18,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     ),
     "scaling": (
         "longspan.cli.bench_scaling",
-        "Efficiency from few GPUs to many, and where the missing per cent went.",
+        "Efficiency over GPUs, and where the missing per cent went.",
     ),
     "import": ("longspan.cli.bench_import", "Store results of vllm bench serve, guidellm or AIPerf."),
     "report": ("longspan.cli.bench_report", "A result as one HTML file, or as Markdown."),
