@@ -6,12 +6,12 @@ from math import log
 
 from longspan.errors import InputError
 
-QUANTITIES = ("ttft", "tpot", "e2e")
+QUANTITIES = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A service objective: `quantity` (ttft, tpot or e2e) at `percentile` is at most `seconds`."""
+    """A service objective: `quantity` (ttft, tpot or e2el, to the last token) at `percentile` is at most `seconds`."""
 
     quantity: str
     percentile: float
@@ -146,13 +146,13 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
     found = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         match = re.fullmatch(
-            r"(ttft|tpot|e2e)(?:[_ ]?p(\d+(?:\.\d+)?))?\s*(?:=|<=?)\s*(\d+(?:\.\d+)?)\s*(ms|s)", part.lower()
+            r"(ttft|tpot|e2el)(?:[_ ]?p(\d+(?:\.\d+)?))?\s*(?:=|<=?)\s*(\d+(?:\.\d+)?)\s*(ms|s)", part.lower()
         )
         percentile = float(match[2] or 95) if match else 0.0
         if match is None or not 0 < float(match[3]) < 1e9 or not 0 < percentile < 100:
             raise InputError(
                 f"{part[:80]!r} is no objective.",
-                'Write "ttft_p95=2s,tpot_p95=50ms" (ttft, tpot or e2e; ms or s).',
+                'Write "ttft_p95=2s,tpot_p95=50ms" (ttft, tpot or e2el; ms or s).',
             )
         found.append(Objective(match[1], percentile, float(match[3]) / (1000 if match[4] == "ms" else 1)))
     return tuple(found)

@@ -15,9 +15,12 @@ from longspan.bench import interleave
 from longspan.bench.blocks import METRICS, quantile
 from longspan.bench.compare import compare
 from longspan.bench.cut import cut
+from longspan.bench.record import RequestRecord
 from longspan.bench.result import ClientQuality, Result
+from longspan.bench.summary import summarise
 from longspan.cli.bench_compare import command
 from longspan.errors import ConditionsError, InputError, UnsoundRunError
+from longspan.workload import parse_objectives
 
 DECIDE = ("ttft_p50", "tpot_p50", "output_throughput")
 
@@ -37,7 +40,7 @@ def test_two_equal_sides_are_seldom_called_different() -> None:
     """A against A, 60 times: at a level of 5 % no more than 8 are called different (binomial: 99 of 100 such tests)."""
     wrong = 0
     for seed in range(60):
-        a, b = (cut(made(1000 + 2 * seed + i, count=200), {}) for i in (0, 1))
+        a, b = (cut(made(1000 + 2 * seed + i, count=200), ()) for i in (0, 1))
         verdict = compare(
             a,
             b,
@@ -56,7 +59,7 @@ def test_a_known_effect_is_found_and_its_interval_holds_it() -> None:
     """10 % slower is worse; 10 % lies within the interval of nearly every repetition; the MDE is below it."""
     held = 0
     for seed in range(20):
-        a, b = cut(made(seed, count=300), {}), cut(made(500 + seed, 1.1, count=300), {})
+        a, b = cut(made(seed, count=300), ()), cut(made(500 + seed, 1.1, count=300), ())
         verdict = compare(
             a, b, is_paired=False, uniform=Random(seed).random, decide=["ttft_p50"], shown=(), resamples=300
         )
@@ -86,7 +89,7 @@ def test_interleaved_blocks_take_out_a_drift() -> None:
 
         a, b = interleave.measure(runner, 8)
         verdict = compare(
-            interleave.blocks(a, {}), interleave.blocks(b, {}), is_paired=True, uniform=Random(1).random,
+            interleave.blocks(a, ()), interleave.blocks(b, ()), is_paired=True, uniform=Random(1).random,
             decide=["ttft_p50"], shown=(),
         )  # fmt: skip
         assert verdict.outcome in wanted
@@ -146,18 +149,35 @@ def test_a_run_that_measured_its_client_is_not_compared(tmp_path: Path) -> None:
     assert "a core is full" in str(found["caveats"])
 
 
-@pytest.mark.parametrize("options", [("--metric", "speed"), ("--objective", "ttft"), ("--objective", "x=1")])
+@pytest.mark.parametrize(
+    "options", [("--metric", "speed"), ("--slo", "ttft"), ("--slo", "x=1s"), ("--slo", "e2e=1s")]
+)
 def test_wrong_names_are_one_error(tmp_path: Path, options: tuple[str, ...]) -> None:
     """An unknown metric or objective is refused with those that exist."""
     with pytest.raises(InputError):
         run(tmp_path, made(1, count=20), made(2, count=20), *options)
 
 
+def test_goodput_is_the_same_in_a_run_and_in_a_comparison() -> None:
+    """A single token has no TPOT to miss; an answer without a TTFT misses one of TTFT, and meets one of its end."""
+    whole = RequestRecord(
+        0, 0, 0, 0.1, 1.0, 1.0, chunks=9, first_chunk_tokens=1, output_tokens=9, counted=True
+    )
+    single = RequestRecord(
+        1, 0, 0, 0.1, 0.1, 0.1, chunks=1, first_chunk_tokens=1, output_tokens=1, counted=True
+    )
+    plain = RequestRecord(2, 0, 0, None, 1.0, 1.0, output_tokens=9, counted=True)
+    failed = RequestRecord(3, 0, 0, None, None, 1.0, outcome="reset")
+    run_made = made(1, requests=(whole, single, plain, failed), window_seconds=(0.0, 2.0))
+    for text, good in (("ttft=1s", 2), ("tpot=50ms", 2), ("e2el=2s", 3), ("ttft=1s,e2el=500ms", 1)):
+        objectives = parse_objectives(text)
+        assert sum(block.good for block in cut(run_made, objectives)) == good
+        assert summarise(run_made.requests, objectives).figures["slo_attainment"].value == good / 4
+
+
 def test_the_same_seed_gives_the_same_answer(tmp_path: Path) -> None:
     """The resampling is seeded; goodput is among the metrics when objectives are given."""
-    found = [
-        run(tmp_path, made(1, count=150), made(2, count=150), "--objective", "ttft=0.1") for _ in range(2)
-    ]
+    found = [run(tmp_path, made(1, count=150), made(2, count=150), "--slo", "ttft=100ms") for _ in range(2)]
     assert found[0] == found[1]
     assert any(one["metric"] == "goodput" and one["decides"] for one in found[0][1]["metrics"])  # type: ignore[attr-defined]
     assert set(METRICS) == {one["metric"] for one in found[0][1]["metrics"]}  # type: ignore[attr-defined]
@@ -180,7 +200,7 @@ def test_no_failure_in_few_requests_is_no_proof_of_none() -> None:
     """Without a failure on either side the smallest share that could have been seen falls with the requests, and is not 0."""
     seen = []
     for count in (100, 1000):
-        a, b = cut(made(1, count=count), {}), cut(made(2, count=count), {})
+        a, b = cut(made(1, count=count), ()), cut(made(2, count=count), ())
         verdict = compare(
             a, b, is_paired=False, uniform=Random(1).random, decide=["failed_share"], shown=(), resamples=50
         )

@@ -147,7 +147,7 @@ def test_failures_stay_in_the_adjusted_percentiles() -> None:
     """3 % instant failures: p95 is that of a success, p99 has no bound; the plain table has successes only."""
     records = [answered(n, n, n, n + 1) for n in range(97)]
     records += [RequestRecord(97 + n, n, n, end_seconds=n, outcome=record.HTTP_STATUS) for n in range(3)]
-    found = summarise(records, parse_objectives("e2e=2s")).figures
+    found = summarise(records, parse_objectives("e2el=2s")).figures
     assert found["e2el_sent_adjusted_p95_seconds"].value == pytest.approx(1.0)
     assert found["e2el_sent_adjusted_p99_seconds"].value == math.inf
     assert found["e2el_sent_p99_seconds"].value == pytest.approx(1.0)

@@ -46,7 +46,43 @@ def test_few_requests_are_no_proof() -> None:
 def test_a_load_that_holds_above_one_that_fails_is_not_the_answer() -> None:
     """A lucky run above a failing load does not raise the bracket."""
     points = [Point(1, 1, 1, 99, 99), Point(2, 2, 1, 0, 99), Point(4, 4, 1, 99, 99)]
-    assert bracket(points, 0.95) == (1, 2)
+    found = bracket(points, 0.95)
+    assert (found.holds, found.fails, found.limited) == (1, 2, None)
+
+
+@given(st.integers(2, 200), st.integers(2, 200))
+def test_a_client_that_is_the_limit_is_no_failure_of_the_server(client: int, server: int) -> None:
+    """A client that is full above some load: the search ends below it and says so; nothing fails but where the server was judged."""
+
+    def measure(load: float) -> Point:
+        return Point(load, load, 1.0, 1000 if load <= server else 0, 1000, is_judged=load <= client)
+
+    found = search(measure, 0.95, 1.0, 512.0, True, 40)
+    assert found.holds is not None
+    assert found.holds <= min(client, server)
+    assert found.fails is None or server < found.fails <= client
+    assert found.limited is None or found.limited > client
+    assert (found.fails is None) != (found.limited is None)
+    if found.limited:
+        assert holds(Point(1, 1, 1, 0, 1000, is_judged=False), 0.95) is None
+        assert "the client was the limit" in found.sentence("clients")
+
+
+def test_a_search_that_ends_early_tells_what_it_knows() -> None:
+    """When the fourth load is cut off, the bracket is that of the three before; when the first is, nothing is said."""
+    loads: list[float] = []
+
+    def measure(load: float) -> Point | None:
+        loads.append(load)
+        return Point(load, load, 1.0, 1000 if load <= 2 else 0, 1000) if len(loads) < 4 else None
+
+    found = search(measure, 0.95, 1.0, 64.0, False)
+    assert (found.holds, found.fails, len(found.points)) == (2, 4, 3)
+    nothing = search(lambda load: None, 0.95, 1.0, 64.0, False)
+    assert (nothing.holds, nothing.fails) == (None, None)
+    assert "nothing can be said" in nothing.sentence("clients")
+    limited = search(lambda load: Point(load, 1, 1, 9, 9, is_judged=False), 0.95, 1.0, 64.0, False)
+    assert "It cannot be told" in limited.sentence("clients")
 
 
 @given(st.integers(0, 500).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))

@@ -1,25 +1,31 @@
 """`bench sweep` and `bench versus` against fake engines whose truth is known; gaps are large against a busy machine's noise."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from click.testing import Result as Called
 
 from bench.fake_engine import FakeEngine, stream
+from bench_made import made
+from longspan.bench.result import ClientQuality, Result
 from longspan.bench.store import listed
+from longspan.bench.summary import summarise
+from longspan.cli.bench_measure import Bench
 from longspan.cli.main import cli
 from longspan.errors import ConditionsError, InputError, LongspanError, UndecidedError
 
 
-def call(tmp_path: Path, *words: str) -> Result:
+def call(tmp_path: Path, *words: str) -> Called:
     """The verb with a small load and a store of its own."""
     common = ["--no-calibrate", "--prompt", "20", "--output", "4", "--store", str(tmp_path / "store.sqlite")]
     return CliRunner().invoke(cli, ["bench", *words, *common], standalone_mode=False)
 
 
-def document(found: Result) -> dict[str, Any]:
+def document(found: Called) -> dict[str, Any]:
     """What `--json` printed."""
     if found.exception is not None:
         raise found.exception
@@ -99,8 +105,51 @@ def test_a_sweep_with_objectives_ends_at_what_surely_holds(tmp_path: Path) -> No
         )
     assert few["highest_that_holds"] is None
     assert few["points"][0]["holds"] is None
-    assert (many["share"], many["highest_that_holds"]) == (0.9, 2)
-    assert late["points"][0]["holds"] is False
+    # On a machine too busy for the client neither load says anything of the server, and the answer must say so.
+    full = many["points"][0]["client_limited"]
+    assert (many["share"], many["highest_that_holds"]) == (0.9, None if full else 2)
+    assert many["client_limited_from"] == (2 if full else None)
+    assert late["points"][0]["holds"] is (None if late["points"][0]["client_limited"] else False)
+
+
+def test_what_a_sweep_knows_survives_ctrl_c_and_a_full_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --slo: the third load is cut off, the bracket of the first two is told, with 130; a client that is full is named, not the server."""
+
+    def ended(change: dict[str, Any], at: int) -> Called:
+        loads: list[int] = []
+
+        def measure(bench: Bench) -> Result:
+            loads.append(bench.spec.concurrency)
+            made_run = made(len(loads), count=300, result_id=f"r{loads[-1]}")
+            figures = summarise(made_run.requests, bench.objectives).figures
+            changes: dict[str, Any] = change if loads[-1] >= at else {}
+            return replace(made_run, summary=figures, **changes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("longspan.cli.bench_measure.measure", measure)
+            words = (url, "--from", "1", "--to", "8", "--slo", "ttft_p95=1s", "--json")
+            return call(tmp_path / f"{len(change)}{at}", "sweep", *words)
+
+    with FakeEngine(lambda body, number: stream(4)).running() as url:
+        cut_off = ended({"interrupted": "Ctrl-C"}, 4)
+        full = ended({"client": ClientQuality(limited=True)}, 3)
+    told = document(cut_off)
+    assert cut_off.return_value == 130
+    assert (told["interrupted"], told["highest_that_holds"], told["lowest_that_does_not"]) == (
+        "Ctrl-C",
+        2,
+        None,
+    )
+    assert [one["holds"] for one in told["points"]] == [True, True, None]
+    limited = document(full)
+    assert (
+        limited["highest_that_holds"],
+        limited["lowest_that_does_not"],
+        limited["client_limited_from"],
+    ) == (2, None, 3)
+    assert [one["holds"] for one in limited["points"]] == [True, True, None, None]
 
 
 def test_a_sweep_tells_people(tmp_path: Path) -> None:
@@ -128,7 +177,7 @@ def test_sweeps_that_make_no_sense(tmp_path: Path, words: tuple[str, ...], says:
     assert says in found.exception.what
 
 
-def versus(tmp_path: Path, first: float, second: float, *words: str) -> Result:
+def versus(tmp_path: Path, first: float, second: float, *words: str) -> Called:
     """Two fake engines that answer after so many seconds."""
     a = FakeEngine(lambda body, number: stream(4, first=first))
     b = FakeEngine(lambda body, number: stream(4, first=second))

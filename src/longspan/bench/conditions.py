@@ -114,7 +114,8 @@ def unknown(*locks: Lock) -> list[str]:
     return sorted(name for name in names if all(lock.get(name) is None for lock in locks))
 
 
-def _is_allowed(name: str, allowed: Iterable[str]) -> bool:
+def is_allowed(name: str, allowed: Iterable[str]) -> bool:
+    """Whether a condition is among those that may differ: by its name, by a part of its path, or by a pattern."""
     return any(
         name == one or name.startswith(f"{one.rstrip('/')}/") or fnmatchcase(name, one) for one in allowed
     )
@@ -147,13 +148,13 @@ def permission(a: Lock, b: Lock, allowed: Sequence[str] = (), is_strict: bool = 
     """
     forbidding, under_test, told = [], [], []
     for one in differences(a, b):
-        if _is_allowed(one.name, allowed):
+        if is_allowed(one.name, allowed):
             under_test.append(one)
         elif one.weight == "blocks" and (is_strict or not one.is_unknown):
             forbidding.append(one)
         else:
             told.append(one)
-    unused = tuple(name for name in allowed if not any(_is_allowed(one.name, [name]) for one in under_test))
+    unused = tuple(name for name in allowed if not any(is_allowed(one.name, [name]) for one in under_test))
     return Permission(tuple(forbidding), tuple(under_test), tuple(told), unused, tuple(unknown(a, b)))
 
 

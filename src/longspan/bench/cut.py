@@ -3,7 +3,7 @@
 Latencies count from the scheduled time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -11,28 +11,15 @@ from longspan.bench import summary
 from longspan.bench.blocks import LATENCIES, Block
 from longspan.bench.record import RequestRecord
 from longspan.bench.result import Result
+from longspan.workload import Objective
 
 # Of a single run: few enough that each is longer than a request lasts, many enough for an interval.
 BLOCKS_OF_A_RUN = 10
-# Objectives: quantity ("ttft", "tpot", "e2el") -> the most seconds a good request may take.
-Objectives = Mapping[str, float]
 
 
 def measured(result: Result) -> list[RequestRecord]:
     """The requests that figures are made of, as far as they were sent."""
     return [record for record in summary.measured(result.requests) if record.sent_seconds is not None]
-
-
-def is_good(record: RequestRecord, objectives: Objectives) -> bool:
-    """Whether a request succeeded within every objective. One without a TPOT (a single chunk) cannot miss it."""
-    if not record.ok:
-        return False
-    seen = {
-        "ttft": record.ttft_seconds(True),
-        "tpot": record.tpot_seconds or 0.0,
-        "e2el": record.e2el_seconds(True),
-    }
-    return all((inf if (value := seen[name]) is None else value) <= most for name, most in objectives.items())
 
 
 def latencies(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
@@ -77,27 +64,27 @@ def block_of(
     everything: Iterable[RequestRecord],
     begin: float,
     end: float,
-    objectives: Objectives,
+    objectives: Sequence[Objective],
 ) -> Block:
     """A block of the requests sent from `begin` to `end`, with the tokens of all requests that arrived then."""
     return Block(
         seconds=max(end - begin, 1e-9),
         sent=len(records),
         failed=sum(record.failed for record in records),
-        good=sum(is_good(record, objectives) for record in records),
+        good=sum(summary.meets(record, objectives) for record in records),
         output_tokens=tokens_within(everything, begin, end),
         latencies=latencies(records),
     )
 
 
-def whole(result: Result, objectives: Objectives) -> Block:
+def whole(result: Result, objectives: Sequence[Objective]) -> Block:
     """A run as one block: its measured window."""
     records = measured(result)
     begin, end = result.window_seconds
     return block_of(records, result.requests, begin, end, objectives)
 
 
-def cut(result: Result, objectives: Objectives) -> list[Block]:
+def cut(result: Result, objectives: Sequence[Objective]) -> list[Block]:
     """One run in `BLOCKS_OF_A_RUN` stretches of the same length, by when requests were sent; stretches without any are left out."""
     count = BLOCKS_OF_A_RUN
     begin, end = result.window_seconds

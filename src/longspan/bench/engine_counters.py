@@ -17,6 +17,8 @@ COUNTERS = {
     "prefix_cache_hits_total": "prefix_cache_hits",
     "request_generation_tokens_sum": "request_generation_tokens",
     "request_generation_tokens_count": "requests",
+    "e2e_request_latency_seconds_sum": "e2e_seconds",
+    "e2e_request_latency_seconds_count": "e2e_requests",
 }
 SUMMED_GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
 KV_GAUGES = ("kv_cache_usage_perc", "gpu_cache_usage_perc")

@@ -1,11 +1,12 @@
 """Two endpoints measured in turn: A B B A, so that whatever drifts slowly falls on both alike. The runner is injected."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from longspan.bench.blocks import Block
-from longspan.bench.cut import Objectives, whole
+from longspan.bench.cut import whole
 from longspan.bench.result import Result
+from longspan.workload import Objective
 
 Side = Literal["a", "b"]
 # Measures one block of a side; the number is the pair's, which seeds both sides alike.
@@ -37,6 +38,6 @@ def measure(runner: Runner, pairs: int) -> tuple[list[Result], list[Result]]:
     return found["a"], found["b"]
 
 
-def blocks(results: list[Result], objectives: Objectives) -> list[Block]:
+def blocks(results: list[Result], objectives: Sequence[Objective]) -> list[Block]:
     """Each run as one block."""
     return [whole(result, objectives) for result in results]

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longspan.bench import framing, record
+from longspan.bench.content import content, first_share, told_tokens
 
-_DELTA_TEXT = ("content", "reasoning", "reasoning_content", "refusal")
-_DELTA_PARTS = ("tool_calls", "function_call", "audio")
 MAX_ERROR_CHARACTERS = 200
 
 
@@ -169,7 +168,7 @@ def _choice(state: _Stream, choice: Any, usage: Any, keep_text: bool) -> bool:
         return False
     if choice.get("finish_reason"):
         state.found.finish = str(choice["finish_reason"])
-    length, text = _content(choice)
+    length, text = content(choice)
     if length < 0:
         return False
     state.lengths.append(length)
@@ -177,48 +176,8 @@ def _choice(state: _Stream, choice: Any, usage: Any, keep_text: bool) -> bool:
     if keep_text and text:
         state.texts.append(text)
     if len(state.lengths) == 1:
-        state.told_first = _told(choice, usage)
+        state.told_first = told_tokens(choice, usage)
     return True
-
-
-def _content(choice: dict[str, Any]) -> tuple[int, str]:
-    """Characters of content of a choice (0: an empty text that is a token), -1 for no content; and its text."""
-    if "delta" not in choice:
-        text = choice.get("text")
-        if not isinstance(text, str):
-            return -1, ""
-        return (len(text), text) if text or not choice.get("finish_reason") else (-1, "")
-    delta = choice["delta"]
-    if not isinstance(delta, dict):
-        return -1, ""
-    length = 0
-    for name in _DELTA_TEXT:
-        value = delta.get(name)
-        if isinstance(value, str):
-            length += len(value)
-    for name in _DELTA_PARTS:
-        if delta.get(name):
-            length += len(str(delta[name]))
-    text = delta.get("content")
-    if length:
-        return length, text if isinstance(text, str) else ""
-    is_token = text == "" and "role" not in delta and not choice.get("finish_reason")
-    return (0, "") if is_token else (-1, "")
-
-
-def _told(choice: dict[str, Any], usage: Any) -> int:
-    """Tokens of this chunk, where the stream says it: token ids, log probabilities, or a running usage; 0: it does not."""
-    ids = choice.get("token_ids")
-    if isinstance(ids, list) and ids:
-        return len(ids)
-    logprobs = choice.get("logprobs")
-    if isinstance(logprobs, dict):
-        items = logprobs.get("content") or logprobs.get("tokens")
-        if isinstance(items, list) and items:
-            return len(items)
-    if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-        return max(0, int(usage["completion_tokens"]))
-    return 0
 
 
 def _take_usage(found: Scanned, usage: dict[str, Any]) -> None:
@@ -271,21 +230,6 @@ def _judge_count(found: Scanned, wanted: int, limit: int) -> None:
         _fail(found, record.EARLY_STOP, f"finish reason 'length' after {tokens} of {limit} tokens")
     elif limit and found.counted and tokens > limit:
         _fail(found, record.WRONG_COUNT, f"usage says {tokens} tokens, the limit was {limit}")
-
-
-def first_share(lengths: list[int], tokens: int) -> int:
-    """Tokens of the first content chunk by its share of the characters; at least 1, and at least 1 left for each other.
-
-    With as many chunks as tokens it is 1. An estimate: used only where the stream does not say it.
-    """
-    chunks = len(lengths)
-    if not chunks or tokens <= 0:
-        return 0
-    if tokens <= chunks:
-        return 1
-    total = sum(lengths)
-    share = tokens * lengths[0] / total if total else tokens / chunks
-    return min(max(1, round(share)), tokens - (chunks - 1))
 
 
 def _plain(

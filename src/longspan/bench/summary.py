@@ -184,19 +184,19 @@ def peak_concurrency(records: Sequence[RequestRecord]) -> int:
 
 
 def meets(one: RequestRecord, objectives: Sequence[Objective]) -> bool:
-    """Whether a request met every objective, from its scheduled time; a failure does not.
+    """Whether a request met every objective, from its scheduled time; a failure does not. Every goodput counts by this.
 
-    A TPOT that is undefined (a single token) breaks no objective, and neither does the TTFT of an answer that is no stream: what it
-    has to meet then is the objective of its end.
+    A TPOT that is undefined (a single token) breaks no objective. An answer without a TTFT (no stream) does not meet one of TTFT: nobody saw
+    its first token in time.
     """
     if not one.ok:
         return False
     values = {
         "ttft": one.ttft_seconds(True),
-        "tpot": one.tpot_seconds,
-        "e2e": one.e2el_seconds(True),
+        "tpot": one.tpot_seconds or 0.0,
+        "e2el": one.e2el_seconds(True),
     }
-    return all((value := values[item.quantity]) is None or value <= item.seconds for item in objectives)
+    return all((value := values[item.quantity]) is not None and value <= item.seconds for item in objectives)
 
 
 def goodput(

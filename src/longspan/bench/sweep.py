@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 from longspan.bench.student import wilson
 
@@ -20,6 +20,7 @@ class Point:
     Attributes:
         load: concurrency, or requests per second. throughput: output tokens per second. latency_seconds: of the request.
         good, count: requests that met every objective, and all that were measured; a failed one is not good.
+        is_judged: whether it says anything of the server; False where the client was the limit, or the run did not end by itself.
     """
 
     load: float
@@ -27,6 +28,7 @@ class Point:
     latency_seconds: float
     good: int = 0
     count: int = 0
+    is_judged: bool = True
 
 
 def share_bounds(good: int, count: int) -> tuple[float, float]:
@@ -36,6 +38,8 @@ def share_bounds(good: int, count: int) -> tuple[float, float]:
 
 def holds(point: Point, share: float) -> bool | None:
     """Whether a load keeps at least `share` of its requests good: surely, surely not, or None: cannot be told."""
+    if not point.is_judged:
+        return None
     low, high = share_bounds(point.good, point.count)
     return True if low >= share else False if high < share else None
 
@@ -46,29 +50,48 @@ class Highest:
 
     Attributes:
         holds: highest load that surely holds, with every lower one that was tried; None: none does.
-        fails: lowest load above it that does not, or of which it cannot be told; None: the search met no limit.
+        fails: lowest load above it that does not, or whose requests are too few to tell; None: the search met no limit of the server.
+        limited: lowest load above it at which the client was the limit, so that the search had to end below it; None: nowhere.
         points: all that was measured, by load.
     """
 
     holds: float | None
     fails: float | None
     points: tuple[Point, ...]
+    limited: float | None = None
 
     def sentence(self, unit: str) -> str:
         """The answer for people; `unit` is "requests/s" or "clients"."""
+        if not self.points:
+            return "No load was measured to its end, so nothing can be said of the objectives."
+        unknown = (
+            f"at {self.limited:g} {unit} the client was the limit, so nothing is known of the server there"
+            if self.limited
+            else ""
+        )
+        if self.holds is None and self.fails is None:
+            return f"It cannot be told what holds the objectives: {unknown}."
         if self.holds is None:
             return f"No load that was tried surely holds the objectives; the lowest was {self.fails or 0:g} {unit}."
         if self.fails is None:
-            return f"{self.holds:g} {unit} holds the objectives, and so may more: no limit was met."
+            return f"{self.holds:g} {unit} holds the objectives, and so may more: {unknown or 'no limit was met'}."
         return f"{self.holds:g} {unit} holds the objectives; {self.fails:g} {unit} does not, or cannot be said to."
 
 
-def bracket(points: Sequence[Point], share: float) -> tuple[float | None, float | None]:
-    """The highest load that surely holds below the lowest that does not (surely, or as far as one can tell)."""
+def bracket(points: Sequence[Point], share: float) -> Highest:
+    """The highest load that surely holds below the lowest that does not (surely, or as far as one can tell) and below the lowest at which the
+    client was the limit: that one has not failed, but nothing above it can be judged."""
     ordered = sorted(points, key=lambda point: point.load)
-    fails = next((point.load for point in ordered if holds(point, share) is not True), None)
-    good = [point.load for point in ordered if fails is None or point.load < fails]
-    return (good[-1] if good else None), fails
+    fails = next((one.load for one in ordered if one.is_judged and holds(one, share) is not True), None)
+    limited = next((one.load for one in ordered if not one.is_judged), None)
+    end = min((load for load in (fails, limited) if load is not None), default=inf)
+    good = [one.load for one in ordered if one.load < end]
+    return Highest(
+        good[-1] if good else None,
+        fails if fails == end else None,
+        tuple(ordered),
+        limited if limited == end else None,
+    )
 
 
 def next_load(
@@ -79,7 +102,8 @@ def next_load(
     Args:
         lowest, highest: loads to stay within. is_whole: only whole numbers (concurrency). close: gap to end at, relative.
     """
-    low, high = bracket(points, share)
+    found = bracket(points, share)
+    low, high = found.holds, found.fails if found.limited is None else found.limited
     if low is None:
         tried = min((point.load for point in points), default=None)
         if tried is None:
@@ -100,22 +124,22 @@ def _between(low: float, high: float, is_whole: bool) -> float | None:
 
 
 def search(
-    measure: Callable[[float], Point],
+    measure: Callable[[float], Point | None],
     share: float,
     lowest: float,
     highest: float,
     is_whole: bool,
     most: int = 16,
 ) -> Highest:
-    """Measures loads until the answer is known, or `most` were measured."""
+    """Measures loads until the answer is known, `most` were measured, or `measure` gives None: no more; then the answer is what is known."""
     points: list[Point] = []
     while len(points) < most:
         load = next_load(points, share, lowest, highest, is_whole)
-        if load is None:
+        point = None if load is None else measure(load)
+        if point is None:
             break
-        points.append(measure(load))
-    low, high = bracket(points, share)
-    return Highest(low, high, tuple(sorted(points, key=lambda point: point.load)))
+        points.append(point)
+    return bracket(points, share)
 
 
 def knee(points: Sequence[Point]) -> Point | None:

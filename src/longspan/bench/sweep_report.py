@@ -54,6 +54,7 @@ class Sweep:
             "knee": found.load if found else None,
             "highest_that_holds": self.highest.holds if self.highest else None,
             "lowest_that_does_not": self.highest.fails if self.highest else None,
+            "client_limited_from": self.highest.limited if self.highest else None,
             "points": [
                 {
                     "load": load, "result_id": result.result_id, "client_limited": result.client.limited,
@@ -73,14 +74,14 @@ def value(result: Result, name: str) -> float | None:
 
 
 def point_of(load: float, result: Result) -> Point:
-    """A run as a point of the search. A client that was the limit says nothing of the server, so its run holds nothing."""
+    """A run as a point of the search. A client that was the limit says nothing of the server, nor does a run that was cut off: its
+    slowest requests are missing."""
     attained = result.summary.get("slo_attainment")
     count = attained.count if attained else 0
     share = (attained.value or 0.0) if attained else 0.0
-    good = 0 if result.client.limited else round(share * count)
     return Point(
         load, value(result, "output_window_tokens_per_second") or 0.0, value(result, "e2el_scheduled_p50_seconds") or 0.0,
-        good, count,
+        round(share * count), count, is_judged=not result.client.limited and not result.interrupted,
     )  # fmt: skip
 
 
@@ -123,10 +124,8 @@ def table(sweep: Sweep) -> list[list[str]]:
         if sweep.share:
             point = point_of(load, result)
             verdict = {True: "yes", False: "no", None: "cannot tell"}[holds(point, sweep.share)]
-            cells += [
-                f"{point.good} of {point.count}",
-                "client-limited" if result.client.limited else verdict,
-            ]
+            why = "client-limited" if result.client.limited else "cut off" if result.interrupted else verdict
+            cells += [f"{point.good} of {point.count}", why]
         rows.append(cells)
     return rows
 

@@ -12,9 +12,7 @@ import resource
 import ssl
 import struct
 import time
-from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -26,29 +24,11 @@ from longspan.bench.connection import Connection, connect
 from longspan.bench.job import Job, Progress, WorkerReport
 from longspan.bench.pipe import read_exactly, write_message
 from longspan.bench.prompts import PromptMaker, Request, body
-from longspan.bench.record import RequestRecord
 from longspan.bench.scan import Scanned, scan
+from longspan.bench.sending import Sending, record_of
 
 TICK_SECONDS = 0.01
 PROGRESS_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class Sending:
-    """One request while it runs."""
-
-    index: int
-    session: int
-    turn: int
-    wanted: int
-    scheduled: float
-    sent: float | None = None
-    end: float | None = None
-    outcome: str = record.NOT_SENT
-    error: str = ""
-    blocks: list[bytes] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    stamps: list[float] = field(default_factory=list)
 
 
 class Worker:
@@ -255,31 +235,10 @@ class Worker:
             found = self._scan(one, self.job.keep_texts) if one.blocks else Scanned()
             if self.job.keep_texts:
                 texts[one.index] = found.text
-            records.append(self._record(one, found))
+            records.append(record_of(one, found, self.zero, self.spec))
             one.blocks = []
         batch = quality.lateness(quality.turns(stamps))
         return WorkerReport(tuple(records), quality.lateness(self.lags), batch, cpu_share, texts)
-
-    def _record(self, one: Sending, found: Scanned) -> RequestRecord:
-        zero = self.zero
-        chunks = array("d", (stamp - zero for stamp in found.stamps))
-        outcome, error = (one.outcome, one.error) if one.outcome else (found.outcome, found.error)
-        if not one.outcome and not one.blocks:
-            outcome, error = record.RESET, "the connection closed before an answer"
-        last = found.last_stamp
-        wanted = one.wanted if self.spec.ignore_eos else 0
-        return RequestRecord(
-            index=one.index, scheduled_seconds=one.scheduled - zero,
-            sent_seconds=None if one.sent is None else one.sent - zero,
-            first_seconds=chunks[0] if chunks else None,
-            last_seconds=None if last is None else last - zero,
-            end_seconds=None if one.end is None else one.end - zero,
-            chunk_seconds=chunks, chunks=len(chunks), first_chunk_tokens=found.first_chunk_tokens,
-            prompt_tokens=found.prompt_tokens, output_tokens=found.output_tokens,
-            cached_tokens=found.cached_tokens, counted=found.counted, wanted_tokens=wanted,
-            finish=found.finish, outcome=outcome, status=found.status, error=error,
-            warmup=one.index < self.spec.warmup, session=one.session if self.spec.turns > 1 else -1, turn=one.turn,
-        )  # fmt: skip
 
 
 def main() -> None:

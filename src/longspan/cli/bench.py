@@ -16,6 +16,10 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "longspan.cli.bench_compare",
         "Is B better than A, worse, or can it not be told; for CI too.",
     ),
+    "scaling": (
+        "longspan.cli.bench_scaling",
+        "Efficiency over GPUs, and where the missing per cent went.",
+    ),
     "import": ("longspan.cli.bench_import", "Store results of vllm bench serve, guidellm or AIPerf."),
     "report": ("longspan.cli.bench_report", "A result as one HTML file, or as Markdown."),
     "list": ("longspan.cli.bench_list", "The stored results."),

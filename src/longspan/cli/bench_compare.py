@@ -17,6 +17,7 @@ from longspan.bench.store import find
 from longspan.cli.bench_options import verdict_options
 from longspan.cli.bench_store import store_option
 from longspan.errors import ConditionsError, InputError, UndecidedError, UnsoundRunError, WorseError
+from longspan.workload import parse_objectives
 
 EXIT = {"better": 0, "same": 0, "worse": WorseError.exit_code, "cannot tell": UndecidedError.exit_code}
 _COLOURS = {"better": "green", "same": "green", "worse": "red", "cannot tell": "yellow"}
@@ -30,7 +31,7 @@ _TURN = "A and B did not run in turn: whatever else changed between the two runs
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="Decide by this; may be given again."
 )
-@click.option("--objective", "objectives", multiple=True, metavar="NAME=SECONDS", help="ttft, tpot or e2el.")
+@click.option("--slo", default="", help='Objectives of goodput, e.g. "ttft=500ms, e2el=10s".')
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the resampling.")
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -43,7 +44,7 @@ def command(
     strict: bool,
     unsound: bool,
     metrics: tuple[str, ...],
-    objectives: tuple[str, ...],
+    slo: str,
     margin: float,
     seed: int,
     store: Path,
@@ -54,7 +55,7 @@ def command(
     A and B are stored results or their files. Ends with 0 when B is better or the same within the margin, with 93 when
     it is worse, with 94 when that cannot be told yet, and refuses with 95 when the conditions differ in what matters.
     """
-    wanted = _objectives(objectives)
+    wanted = parse_objectives(slo) if slo else ()
     if wrong := [name for name in metrics if name not in METRICS]:
         raise InputError(f"{wrong[0]!r} is no metric of a comparison.", f"One of: {', '.join(METRICS)}.")
     if "://" in a or "://" in b:
@@ -78,21 +79,6 @@ def command(
     else:
         show(verdict, allowed)
     ctx.exit(EXIT[verdict.outcome])
-
-
-def _objectives(texts: Sequence[str]) -> dict[str, float]:
-    found = {}
-    for text in texts:
-        name, _, seconds = text.partition("=")
-        try:
-            found[name] = float(seconds)
-        except ValueError:
-            found[name] = -1.0
-        if name not in ("ttft", "tpot", "e2el") or not 0 < found[name] < float("inf"):
-            raise InputError(
-                f"{text!r} is no objective.", "Write ttft=0.5, tpot=0.05 or e2el=10, in seconds."
-            )
-    return found
 
 
 def soundness(sides: Sequence[Result], is_accepted: bool) -> list[str]:

@@ -24,10 +24,6 @@ from longspan.errors import InputError
 MOST_POINTS = 16
 
 
-class _Interrupted(Exception):  # noqa: N818 - no error: Ctrl-C came
-    """Ctrl-C; what ran is reported."""
-
-
 @click.command("sweep")
 @click.argument("url")
 @click.option(
@@ -88,36 +84,31 @@ def _refuse(over: str, lowest: float, highest: float, options: dict[str, Any]) -
 
 def _sweep(bench: Bench, over: str, lowest: float, highest: float, store: Path) -> Sweep:
     runs: list[tuple[float, Result]] = []
+    interrupted = ""
 
-    def measure(load: float) -> Point:
+    def measure(load: float) -> Point | None:
+        """None when the run was interrupted: what is cut off says nothing of its load."""
+        nonlocal interrupted
         click.echo(f"{load:g} {'clients' if over == 'concurrency' else 'requests/s'} …", err=True)
         result = bench_measure.measure(_at(bench, over, load, len(runs)))
         save(store, result)
         if any(one.ok for one in result.requests):
             runs.append((load, result))
-        if result.interrupted:
-            raise _Interrupted(result.interrupted)
-        return point_of(load, result)
+        interrupted = result.interrupted
+        return None if interrupted else point_of(load, result)
 
     share = max((one.percentile for one in bench.objectives), default=0.0) / 100 or None
     found: Highest | None = None
-    interrupted = ""
-    try:
-        if share:
-            found = search(measure, share, lowest, highest, over == "concurrency", MOST_POINTS)
-        else:
-            _ladder(measure, lowest, highest)
-    except _Interrupted as stopped:
-        interrupted = str(stopped)
+    if share:
+        found = search(measure, share, lowest, highest, over == "concurrency", MOST_POINTS)
+    else:
+        _ladder(measure, lowest, highest)
     return Sweep(over, share, tuple(runs), found, interrupted)
 
 
-def _ladder(measure: Callable[[float], Point], lowest: float, highest: float) -> None:
+def _ladder(measure: Callable[[float], Point | None], lowest: float, highest: float) -> None:
     load = lowest
-    while True:
-        measure(load)
-        if load >= highest:
-            return
+    while measure(load) is not None and load < highest:
         load = min(load * GROWTH, highest)
 
 

@@ -62,9 +62,7 @@ def command(
     caveats = [text for pair in zip(*both, strict=True) for text in soundness(pair, unsound)]
     allowed = permission(both[0][0].conditions, both[1][0].conditions, allow, strict)
     refuse(allowed)
-    objectives = {
-        ("e2el" if one.quantity == "e2e" else one.quantity): one.seconds for one in sides["a"].objectives
-    }
+    objectives = sides["a"].objectives
     cut = [blocks(one, objectives) for one in both]
     decide = (*deciding([*cut[0], *cut[1]]), *(["goodput"] if objectives else []))
     verdict = compare(

@@ -125,7 +125,7 @@ def estimates(options: tuple[Option, ...]) -> dict[str, Estimate]:
         for name, value, quantity in (
             ("ttft_p50_seconds", seen.ttft.at(50), "ttft"), ("ttft_p95_seconds", seen.ttft.at(95), "ttft"),
             ("ttft_p99_seconds", seen.ttft.at(99), "ttft"), ("tpot_p95_seconds", seen.tpot.at(95), "tpot"),
-            ("e2e_p95_seconds", seen.e2e.at(95), "e2e"),
+            ("e2e_p95_seconds", seen.e2e.at(95), "e2el"),
         ):  # fmt: skip
             found[name] = with_interval(value, quantity, first.engine, "s")
     if first.held_requests_per_second is not None:

@@ -87,8 +87,8 @@ class Statistics:
     completed_share: float = 1.0
 
     def quantity(self, name: str) -> Percentiles:
-        """ttft, tpot or e2e."""
-        return {"ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e}[name]
+        """ttft, tpot or e2el."""
+        return {"ttft": self.ttft, "tpot": self.tpot, "e2el": self.e2e}[name]
 
     def meets(self, objective: Objective) -> bool:
         """Whether an objective holds in the median estimate."""
@@ -288,7 +288,7 @@ def with_interval(
     """A number with the interval of its quantity.
 
     Args:
-        quantity: `ttft`, `tpot`, `throughput`, `e2e` or `user_speed`. factor: wider than what was measured, on a logarithmic scale.
+        quantity: `ttft`, `tpot`, `throughput`, `e2el` or `user_speed`. factor: wider than what was measured, on a logarithmic scale.
     """
     source = engine.stages[0].costs.source
     if not engine.is_calibrated:

@@ -123,7 +123,7 @@ def evaluate_latency(row: Row, facts: ModelFacts, gpu: GpuType) -> dict[str, Est
         "ttft_ms": (pick(found.ttft) * 1e3, "ttft", "ms") if isl else None,
         "tpot_ms": (pick(found.tpot) * 1e3, "tpot", "ms") if osl > 1 else None,
         "itl_ms": (pick(found.tpot) * 1e3, "tpot", "ms") if osl > 1 else None,
-        "e2e_ms": (pick(found.e2e) * 1e3, "e2e", "ms"),
+        "e2e_ms": (pick(found.e2e) * 1e3, "e2el", "ms"),
         "output_tok_s": (found.output_tokens_per_second * replicas, "throughput", "tokens/s"),
         "output_tok_s_per_gpu": (found.output_tokens_per_second * replicas / gpus, "throughput", "tokens/s"),
         "prefill_tok_s_per_gpu": (

@@ -61,7 +61,7 @@ class Spread:
 
 def _spreads(ttft: Spread, tpot: Spread, throughput: Spread) -> dict[str, Spread]:
     return {
-        "ttft": ttft, "tpot": tpot, "throughput": throughput, "e2e": throughput.inverse, "user_speed": tpot.inverse,
+        "ttft": ttft, "tpot": tpot, "throughput": throughput, "e2el": throughput.inverse, "user_speed": tpot.inverse,
     }  # fmt: skip
 
 
