@@ -39,6 +39,7 @@ class World:
         gateway: replica -> what the gateway was told last.
         streams: replica -> until when the gateway has requests of it running.
         dead: nodes that answer nothing. broken: replicas whose engines end while they load. lying: those whose answers are wrong.
+        faulty: specifications, by identity, whose engines end while they load; wrong: those whose answers are.
     """
 
     machine: Steps
@@ -52,6 +53,8 @@ class World:
     dead: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     lying: set[str] = field(default_factory=set)
+    faulty: set[str] = field(default_factory=set)
+    wrong: set[str] = field(default_factory=set)
     events: int = 0
 
     # ---- time
@@ -85,7 +88,7 @@ class World:
     def _drain(self) -> None:
         """As the controller does: what the gateway is done with is told."""
         for name, replica in list(self.machine.replicas.by_name.items()):
-            done = self.streams.get(name, 0.0) <= self.now and self.gateway.get(name) == "draining"
+            done = self.streams.get(name, 0.0) <= self.now and self.gateway.get(name) != "ready"
             if replica.draining_since is not None and done:
                 self.tell(Drained(name))
 
@@ -100,10 +103,11 @@ class World:
                 assert not (self.machine.stopping and action.state == "ready"), action
                 self.gateway[action.replica] = action.state
             elif isinstance(action, Ask):
+                lies = action.replica in self.lying or self._identity(action.replica) in self.wrong
                 value = (
                     {"detail": "' Paris'"}
                     if action.what == "first_token"
-                    else evidence(-3.0 if action.replica in self.lying else -1.0)
+                    else evidence(-3.0 if lies else -1.0)
                 )
                 self.later(CALL_SECONDS, Answered(action.call, value))
             elif isinstance(action, StopAll):
@@ -151,6 +155,10 @@ class World:
     def _spec(self, epoch: int) -> DeploymentSpec:
         return next(one.spec for one in self.machine.replicas if one.epoch == epoch)
 
+    def _identity(self, replica: str) -> str:
+        found = self.machine.replicas.get(replica)
+        return found.spec.identity if found else ""
+
     def _start(self, node: str, name: str, stdin: str) -> None:
         what, epoch = named(name)
         if what == "gateway":
@@ -180,7 +188,7 @@ class World:
             ),
         )
         self.later(3.0, Lines(node, name, (launcher_line("ranks", ranks=ranks),)))
-        if replica in self.broken:
+        if replica in self.broken or spec.identity in self.faulty:
             self.later(LOAD_SECONDS, Exited(node, name, 1))
         else:
             self.later(LOAD_SECONDS, Lines(node, name, ("INFO:     Application startup complete.",)))

@@ -24,6 +24,8 @@ from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
     Answered,
+    Changed,
+    Compared,
     DownAsked,
     Drained,
     Event,
@@ -43,6 +45,7 @@ from longspan.launch.phases import phase_seen, rank_seen, said, strip_colour
 from longspan.launch.replica import Ground, Replica, collect_arguments
 from longspan.launch.replicas import GROUP_PHASES, Replicas
 from longspan.launch.requirements import unfit, versions_differ
+from longspan.launch.rolling import Rolling, not_now
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.stopping import Stopping
 from longspan.launch.words import EVENT_MARK
@@ -85,6 +88,7 @@ class Steps:
         told: what the logs have said so far, without the time at which they said it.
         losses: how many hosts were lost so far.
         gateways: how many were started.
+        rolling: the last change while it served; once that is done, `spec` is the changed one.
     """
 
     spec: DeploymentSpec
@@ -104,6 +108,7 @@ class Steps:
     ground: Ground = field(init=False)
     replicas: Replicas = field(init=False)
     losses: int = 0
+    rolling: Rolling | None = None
     gateways: int = 1
     gateway_address: str = ""
     gateway_admin: str = ""
@@ -167,7 +172,7 @@ class Steps:
 
     def _standing(self) -> tuple[Any, ...]:
         """What time alone may change."""
-        return self.phase, len(self.findings), self.replicas.phases
+        return self.phase, len(self.findings), self.replicas.phases, self.rolling and self.rolling.standing
 
     def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, DownAsked):
@@ -185,15 +190,40 @@ class Steps:
             Lines: self._lines,
             Suspected: lambda e: self.replicas.suspect(e.subject, e.reason, self.now),
             Wished: lambda e: self._led(self.replicas.wish(e.subject, e.wish, self.now)),
-            Scaled: lambda e: self._led(self.replicas.scale(e.replicas, self.now)),
+            Scaled: lambda e: (
+                [] if self._is_changing else self._led(self.replicas.scale(e.replicas, self.now))
+            ),
+            Changed: self._changed,
+            Compared: self._compared,
             Drained: lambda e: self._led(self.replicas.drained(e.replica, self.now)),
             Struck: self._struck,
             Tick: self._tick,
         }
         self._note_sign_of_life(event)
         actions = handlers[type(event)](event)
+        if self.rolling and not self.stopping:
+            actions = [*actions, *self._led(self.rolling.advance(self.replicas, self.now))]
+            if self.rolling.stage == "changed":
+                self.spec = self.replicas.spec = self.rolling.new
         self._settle()
         return actions
+
+    # ---- a change while it serves
+    @property
+    def _is_changing(self) -> bool:
+        return self.rolling is not None and not self.rolling.is_over
+
+    def _changed(self, event: Changed) -> list[Action]:
+        if not_now(self.replicas, self.ground, self.rolling, outage=event.outage):
+            return []
+        new = DeploymentSpec.from_json(event.spec)
+        self.rolling = Rolling(self.spec, new, event.watch_seconds, event.outage, self.now)
+        return self.rolling.begin(self.ground, self.nonce)
+
+    def _compared(self, event: Compared) -> list[Action]:
+        if self.rolling:
+            self.rolling.compared(event.figures)
+        return []
 
     # ---- helpers
     @property
@@ -395,6 +425,9 @@ class Steps:
         found = self.replicas.answered(event.call, event.value, event.error, self.now)
         if found is not None:
             return self._led(found)
+        if self.rolling and event.call in self.rolling.waiting:
+            self.rolling.answered(event.call, event.value, event.error, self.facts)
+            return []
         for lost in self.ground.lost.values():
             if event.call in lost.waiting:
                 return self._bring_back(lost, lost.answered(event.call, event.value, event.error))
@@ -526,7 +559,7 @@ class Steps:
     def _note_sign_of_life(self, event: Event) -> None:
         """Whose patience begins anew: the replica's that an event is about, else that of all that are on their way."""
         match event:
-            case Tick() | AgentSilent() | Suspected() | Drained():
+            case Tick() | AgentSilent() | Suspected() | Drained() | Compared():
                 return
             case Lines() if not self._something_new(event):
                 return
