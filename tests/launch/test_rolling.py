@@ -75,7 +75,9 @@ def replays(made: Rolled) -> None:
         again.handle(event, now)
     assert outcome(again) == outcome(made.machine)
     assert again.spec == made.machine.spec
-    assert again.rolling and made.machine.rolling and again.rolling.standing == made.machine.rolling.standing
+    assert again.rolling
+    assert made.machine.rolling
+    assert again.rolling.standing == made.machine.rolling.standing
 
 
 def test_one_after_the_other_a_canary_first() -> None:
@@ -83,7 +85,8 @@ def test_one_after_the_other_a_canary_first() -> None:
     made = serving()
     change(made)
     made.run(5)
-    assert made.machine.rolling and made.machine.rolling.canary == "r2"
+    assert made.machine.rolling
+    assert made.machine.rolling.canary == "r2"
     made.run(55)
     assert identities(made) == {"r0": "old", "r1": "old", "r2": "new"}
     assert made.machine.rolling.document(made.machine.replicas, made.now)["watching"]
@@ -109,7 +112,8 @@ def test_a_canary_that_fails_goes_back(how: str) -> None:
     change(made)
     made.run(200)
     assert stage(made) == "went back"
-    assert made.machine.rolling and made.machine.rolling.reason.startswith("r2: ")
+    assert made.machine.rolling
+    assert made.machine.rolling.reason.startswith("r2: ")
     assert set(identities(made).values()) == {"old"}
     assert made.machine.spec == made.start
     assert set(made.gateway.values()) == {"ready"}
@@ -149,7 +153,8 @@ def test_one_that_fails_later_takes_all_back() -> None:
     made = serving()
     change(made)
     made.run(75)
-    assert made.machine.rolling and made.machine.rolling.trusted
+    assert made.machine.rolling
+    assert made.machine.rolling.trusted
     made.faulty.add("new")
     made.run(300)
     assert stage(made) == "went back"
@@ -207,7 +212,8 @@ def test_what_the_gateway_sees_stops_it(failures: int, seconds: float, words: st
     made = serving()
     change(made)
     made.run(45)
-    assert made.machine.rolling and made.machine.rolling.watches()
+    assert made.machine.rolling
+    assert made.machine.rolling.watches()
     made.tell(Compared(rows(0, 0.2, 0)))
     made.tell(Compared(rows(failures, seconds)))
     assert (stage(made) == "going back") == bool(failures)
@@ -357,9 +363,9 @@ def test_what_can_change() -> None:
 names = st.sampled_from(["r0", "r1", "r2", "r3"])
 happenings = st.one_of(
     st.builds(lambda name: ("kill", name), names),
-    st.builds(lambda name, why: Suspected(name, why), names, st.sampled_from(["", "no token"])),
-    st.builds(lambda name, wish: Wished(name, wish), names, st.sampled_from(["drain", "isolate", "restore"])),
-    st.builds(lambda number: Scaled(number), st.integers(1, 4)),
+    st.builds(Suspected, names, st.sampled_from(["", "no token"])),
+    st.builds(Wished, names, st.sampled_from(["drain", "isolate", "restore"])),
+    st.builds(Scaled, st.integers(1, 4)),
     st.just(Exited("n0", "launcher", 1)),
     st.sampled_from([("faulty", "new"), ("wrong", "new")]),
     st.builds(lambda bad, slow: Compared(rows(bad, slow)), st.integers(0, 20), st.floats(0.1, 3)),
