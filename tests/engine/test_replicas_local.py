@@ -111,6 +111,33 @@ def test_one_that_dies_costs_no_request_that_had_no_content(served: Longspan, lo
     assert "4 of 4 layers passed" in after[1]["proof"]
 
 
+def test_other_arguments_one_replica_at_a_time(served: Longspan, load: Load) -> None:
+    """`up --rolling` under load: a new engine with a proof for each, the canary first, no request lost, and `up` again knows it."""
+    wanted = ("--replicas", "2", "--pp", "1", "--listen", f"127.0.0.1:{PORT}")
+    before = served.status()["replicas"]
+    done = served.run(
+        "up", *wanted, "--rolling", "--watch", "5", "--json", "--", "--max-num-seqs", "8", timeout_seconds=900
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["change"]
+    assert (found["stage"], found["canary"], found["what"]) == (
+        "changed",
+        "r1",
+        ["arguments: none -> --max-num-seqs 8"],
+    )
+    after = served.status()["replicas"]
+    assert all(
+        old["ranks"][0]["pid"] != new["ranks"][0]["pid"] for old, new in zip(before, after, strict=True)
+    )
+    assert all("4 of 4 layers passed" in one["proof"] for one in after)
+    assert served.up(*wanted, "--", "--max-num-seqs", "8").returncode == 0
+    load.stop.set()
+    for thread in load.threads:
+        thread.join()
+    assert load.wrong == []
+    assert load.answered > 10
+
+
 def test_one_that_leaves_loses_nothing(served: Longspan, load: Load) -> None:
     """`scale 1` under load: the last replica finishes what it has, ends, and its processes are gone."""
     pid = served.status()["replicas"][1]["ranks"][0]["pid"]

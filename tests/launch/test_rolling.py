@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from world import World
 
 from longspan.deployment import DeploymentSpec, NodeSpec
-from longspan.launch import rolling, trial
+from longspan.launch import changeable, rolling, trial
 from longspan.launch.events import Answered, Changed, Compared, Exited, Scaled, Suspected, Wished
 from longspan.launch.trial import worse
 
@@ -340,7 +340,7 @@ def test_another_ray_cannot_be_joined() -> None:
 )
 def test_what_cannot_change_is_named(changes: dict[str, Any], words: str) -> None:
     """With the reason, before the deployment hears of it."""
-    found = rolling.unchangeable(spec(), replace(spec(), identity="new", **changes))
+    found = changeable.unchangeable(spec(), replace(spec(), identity="new", **changes))
     assert found is not None
     assert words in f"{found[0]} {found[1]}"
     assert all(found)
@@ -353,11 +353,11 @@ def test_what_can_change() -> None:
         spec(executor="mp", nodes=tuple(replace(one, python="/new/python") for one in HOSTS)),
         identity="new", model="/models/n", revision="v2", vllm_arguments=("--seed", "1"), placement=(("n0",),) * 3,
     )  # fmt: skip
-    assert rolling.unchangeable(old, asked) is None
-    new = rolling.merged(old, asked)
+    assert changeable.unchangeable(old, asked) is None
+    new = changeable.merged(old, asked)
     assert (new.model, new.identity, new.placement) == ("/models/n", "new", old.placement)
     assert {(one.python, one.env["NCCL"]) for one in new.nodes} == {("/new/python", "x")}
-    assert rolling.changes(old, new)[0] == "model: /models/m -> /models/n"
+    assert changeable.changes(old, new)[0] == "model: /models/m -> /models/n"
 
 
 names = st.sampled_from(["r0", "r1", "r2", "r3"])

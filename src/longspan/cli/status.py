@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from longspan.cli import control
+from longspan.cli import change, control
 from longspan.daemon.places import Places
 from longspan.errors import ControlPlaneError, NoDeploymentError
 
@@ -81,6 +81,8 @@ def _show(status: dict[str, Any]) -> None:
             f" {traffic['outside_share']:.0%} outside" + (f"; {spent}" if traffic["outside_share"] else ""),
             highlight=False,
         )
+    if found := status["change"]:
+        out.print(f"  change    {change.line(found)}", markup=False, highlight=False)
     for lost in status["lost"]:
         out.print(
             f"  [red]lost[/red]: {lost['node']}, since {lost['seconds_ago']:.0f} s; being brought back ({lost['step']})"

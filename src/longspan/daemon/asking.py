@@ -57,6 +57,16 @@ def undisturbed(status: dict[str, Any]) -> set[str]:
     return {str(row["name"]) for row in rows if row["state"] != "ready" and row["inflight"] == 0}
 
 
+def figures_of(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What tells a replica's service from the others', out of the gateway's own status.
+
+    Raises:
+        LookupError, TypeError: it is of another form.
+    """
+    kept = ("requests", "failures", "ttft_seconds")
+    return {str(row["name"]): {name: row[name] for name in kept} for row in status["replicas"]}
+
+
 async def gateway_status(admin: str, key: str) -> dict[str, Any] | None:
     """What the gateway tells of itself; None if it is away.
 

@@ -48,10 +48,13 @@ from longspan.launch.actions import (
     Sweep,
 )
 from longspan.launch.autoscale import Autoscale, Bounds, Seen
+from longspan.launch.changeable import merged, unchangeable
 from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
     Answered,
+    Changed,
+    Compared,
     DownAsked,
     Drained,
     Event,
@@ -64,6 +67,7 @@ from longspan.launch.events import (
 )
 from longspan.launch.group import Group
 from longspan.launch.health import CANARY_SECONDS, CPU_STALL_SECONDS, STALL_SECONDS, Health
+from longspan.launch.rolling import not_now
 from longspan.launch.run_dir import Paths
 from longspan.launch.steps import FRONT, Steps
 from longspan.launch.traffic import WISHES
@@ -167,6 +171,7 @@ class Controller:
         # The record is of the launch; restarts stand in the status.
         if self.machine.phase != before and (not was_served or self.machine.stopping):
             self._note()
+        self._take_spec()
         self._watch_engines()
         if self.machine.phase == "gone":
             self.gone.set()
@@ -185,6 +190,20 @@ class Controller:
         except (OSError, TypeError, ValueError) as error:
             forget(self.places.resume)
             print(f"the events cannot be recorded: {error}", flush=True)
+
+    def _take_spec(self) -> None:
+        """Once a change is done, whoever asks what runs finds it; who follows us begins with the first one and its events."""
+        if self.machine.spec is self.spec:
+            return
+        self.spec = self.machine.spec
+        try:
+            document = json.loads(self.places.spec.read_text())
+            begun = document.get("begun_with", document["spec"])
+            written = {**document, "spec": self.spec.to_json(), "begun_with": begun}
+            write_private(self.places.spec, json.dumps(written))
+            self._write_record()
+        except (OSError, ValueError, LookupError) as error:
+            print(f"the changed specification cannot be written: {error}", flush=True)
 
     def _note(self) -> None:
         """Keeps what this launch is made of, how far it came and how long its phases took, for the doctor."""
@@ -234,11 +253,16 @@ class Controller:
         task.add_done_callback(self.tasks.discard)
         return task
 
+    def _max_running(self, name: str) -> int | None:
+        """While a change is under way replicas differ."""
+        replica = self.machine.replicas.get(name)
+        return gateway_config.max_running(replica.spec.vllm_arguments) if replica else None
+
     def _gateway_toml(self) -> str:
         key = self.api_key
         engines = self._engines()
         replicas = [
-            gateway_config.Upstream(name, engines[name], one.state, one.reason)
+            gateway_config.Upstream(name, engines[name], one.state, one.reason, self._max_running(name))
             for name, one in self.gateway_states.items()
             if name in engines
         ]
@@ -251,7 +275,6 @@ class Controller:
             model=self.spec.served_name,
             replicas=replicas,
             upstream_key_file=str(self.places.engine_key),
-            max_running=gateway_config.max_running(self.spec.vllm_arguments),
         )
         return f"{text}\n{self.spec.gateway_extra}"
 
@@ -318,18 +341,22 @@ class Controller:
             machine = self.machine
             draining = [one.name for one in machine.replicas if one.draining_since is not None]
             scales = self.autoscale is not None and machine.replicas.served
-            if not machine.gateway_admin or machine.stopping or not (draining or scales):
+            watches = machine.rolling is not None and machine.rolling.watches()
+            if not machine.gateway_admin or machine.stopping or not (draining or scales or watches):
                 continue  # nobody has a use for them
             found = await asking.gateway_status(machine.gateway_admin, self.operator_key)
             try:
                 done = asking.undisturbed(found) if found else set()
                 seen = asking.seen_of(found) if found else None
+                figures = asking.figures_of(found) if found and watches else None
             except (ValueError, LookupError, TypeError) as error:
                 print(f"the gateway's status cannot be read: {error!r}", flush=True)
                 continue
             for name in draining:
                 if name in done:
                     await self.feed(Drained(name))
+            if figures:
+                await self.feed(Compared(figures))
             if self.autoscale and seen and scales:
                 await self._scale(self.autoscale, seen)
 
@@ -457,6 +484,26 @@ class Controller:
         await self.feed(Scaled(wanted))
         return web.json_response({"replicas": wanted})
 
+    async def post_change(self, request: web.Request) -> web.Response:
+        """Another specification, one replica at a time: {"spec": …, "watch_seconds": 60, "outage": false}. The answer does not wait
+        for it; it says what was refused: {"refused": {"what", "remedy", "wish"}}, `wish`: it can never be fulfilled."""
+        authorise(request, self.operator_key)
+        try:
+            body = await request.json()
+            asked = DeploymentSpec.from_json(body["spec"])
+            watch_seconds, outage = float(body["watch_seconds"]), bool(body["outage"])
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            text = 'send {"spec": …, "watch_seconds": 60, "outage": false}\n'
+            raise web.HTTPBadRequest(text=text) from error
+        machine = self.machine
+        never = unchangeable(machine.spec, asked)
+        refused = never or not_now(machine.replicas, machine.ground, machine.rolling, outage=outage)
+        if refused:
+            what, remedy = refused
+            return web.json_response({"refused": {"what": what, "remedy": remedy, "wish": never is not None}})
+        await self.feed(Changed(merged(machine.spec, asked).to_json(), watch_seconds, outage))
+        return web.json_response({})
+
     async def post_down(self, request: web.Request) -> web.Response:
         """Takes the deployment down; the answer does not wait for it."""
         authorise(request, self.operator_key)
@@ -519,6 +566,7 @@ class Controller:
         """Brings machine, links and gateway states to where the last controller ended; before anybody can ask."""
         found = replay(self.machine, self.start.begun, records(self.places.history))
         self.links, self.gateway_states = found.links, found.gateway
+        self._take_spec()
         self.writer.submit(self.launch_log.go_on)
         return found
 
@@ -546,6 +594,7 @@ class Controller:
         app.router.add_post("/v1/down", self.post_down)
         app.router.add_post("/v1/strike", self.post_strike)
         app.router.add_post("/v1/scale", self.post_scale)
+        app.router.add_post("/v1/change", self.post_change)
         for wish in WISHES:
             app.router.add_post(f"/v1/{wish}", self.post_wish)
         app.router.add_routes(self.telemetry.routes())
@@ -606,7 +655,7 @@ def main() -> None:
     """See the module's text. A supervisor hands over the file descriptors of its listening socket and of the lock that it holds."""
     places = Places(Path(sys.argv[1]))
     document = json.loads(places.spec.read_text())
-    spec = DeploymentSpec.from_json(document["spec"])
+    spec = DeploymentSpec.from_json(document.get("begun_with", document["spec"]))
     listener = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
 
     async def life() -> None:
