@@ -85,7 +85,11 @@ class Rolling:
 
     def document(self, replicas: Replicas, now: float) -> dict[str, Any]:
         """For the status."""
-        changed = [one.name for one in replicas if one.spec.identity == self.new.identity]
+        changed = [
+            one.name
+            for one in replicas
+            if one.spec.identity == self.new.identity and one.name != self.current
+        ]
         return {
             "stage": self.stage, "what": changes(self.old, self.new), "replica": self.current or None, "canary": self.canary or None,
             "watching": self.watches() and not self.trusted, "changed": changed, "reason": self.reason, "waits": self.waits,
