@@ -40,6 +40,7 @@ class World:
         streams: replica -> until when the gateway has requests of it running.
         dead: nodes that answer nothing. broken: replicas whose engines end while they load. lying: those whose answers are wrong.
         faulty: specifications, by identity, whose engines end while they load; wrong: those whose answers are.
+        standbys: where second gateways were started, and their processes' names.
     """
 
     machine: Steps
@@ -55,6 +56,7 @@ class World:
     lying: set[str] = field(default_factory=set)
     faulty: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
+    standbys: list[tuple[str, str]] = field(default_factory=list)
     events: int = 0
 
     # ---- time
@@ -161,7 +163,9 @@ class World:
 
     def _start(self, node: str, name: str, stdin: str) -> None:
         what, epoch = named(name)
-        if what == "gateway":
+        if what == "standby":
+            self.standbys.append((node, name))
+        elif what == "gateway":
             self.later(0.2, Lines(FRONT, name, ('{"event": "listening", "address": "127.0.0.1:1"}',)))
         elif what == "ray":
             self.later(2.0, Lines(node, name, ("Ray runtime started.",)))

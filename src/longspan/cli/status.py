@@ -89,7 +89,13 @@ def _show(status: dict[str, Any]) -> None:
         )
     for restart in status["restarts"]:
         out.print(f"  restarted {restart['seconds_ago']:.0f} s ago: {restart['reason']}", markup=False)
+    _addresses(out, status)
+
+
+def _addresses(out: Any, status: dict[str, Any]) -> None:
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")
+    if second := status.get("standby"):
+        out.print(f"  standby   {second['endpoint'] or 'not yet'} on {second['node']}")
     out.print(f"  model     {status['served_name']}")
     out.print(f"  key       in {status['api_key_file']}")
     out.print(f"  logs      {status['logs']}")

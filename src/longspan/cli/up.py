@@ -111,6 +111,11 @@ class UpCommand(click.Command):
     metavar="HOST:PORT",
     help="The gateway's address.",
 )
+@click.option(
+    "--standby-gateway",
+    metavar="NODE=HOST:PORT",
+    help="A second gateway on a node, for clients with two addresses or a virtual IP; either one is enough.",
+)
 @click.option("--revision", help="Revision of a Hugging Face id.")
 @click.option(
     "--full", "full_digest", is_flag=True, help="Compare every byte of the checkpoint on all nodes."
@@ -171,6 +176,7 @@ def command(
     name: str,
     served_name: str | None,
     listen: str,
+    standby_gateway: str | None,
     revision: str | None,
     full_digest: bool,
     api_key_file: Path | None,
@@ -193,7 +199,7 @@ def command(
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
         ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device, gateway,
-        replicas, max_replicas, scaling,
+        replicas, max_replicas, scaling, standby_gateway,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
     if rolling:

@@ -75,6 +75,8 @@ from longspan.launch.traffic import WISHES
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
 GATEWAY_SECONDS = 1.0
+# A second gateway that is silent for longer has no say in whether a replica still has requests.
+STANDBY_SECONDS = 10.0
 
 
 def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: float) -> list[AgentSilent]:
@@ -112,6 +114,9 @@ class Controller:
         self.api_key = places.api_key.read_text().strip()
         paths = Paths(self.start.run_dir, str(places.gateway_config))
         self.paths = paths
+        self.standby: tuple[float, dict[str, Any]] | None = (
+            None  # when the second gateway was heard last, and what
+        )
         self.machine = Steps(
             spec=spec,
             paths=paths,
@@ -258,7 +263,15 @@ class Controller:
         replica = self.machine.replicas.get(name)
         return gateway_config.max_running(replica.spec.vllm_arguments) if replica else None
 
-    def _gateway_toml(self) -> str:
+    def _standby_status(self) -> dict[str, Any] | None:
+        """What the second gateway said lately of itself."""
+        if self.standby is None or time.monotonic() - self.standby[0] > STANDBY_SECONDS:
+            return None
+        found = self.standby[1].get("status")
+        return found if isinstance(found, dict) else None
+
+    def _gateway_toml(self, *, standby: bool = False) -> str:
+        """The file of the gateway, or of the second one: the same replicas in the same states, its own address and files."""
         key = self.api_key
         engines = self._engines()
         replicas = [
@@ -268,13 +281,15 @@ class Controller:
         ]
         text = gateway_config.render(
             # A gateway that is started again must listen where the clients know it.
-            listen=self.machine.gateway_address or self.spec.listen,
+            listen=self.spec.standby_listen if standby else self.machine.gateway_address or self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
-            admin_sha256=hashlib.sha256(self.operator_key.encode()).hexdigest(),
-            ledger=str(self.places.ledger),
+            admin_sha256=hashlib.sha256(
+                (self.agent_key if standby else self.operator_key).encode()
+            ).hexdigest(),
+            ledger=self.paths.standby_ledger if standby else str(self.places.ledger),
             model=self.spec.served_name,
             replicas=replicas,
-            upstream_key_file=str(self.places.engine_key),
+            upstream_key_file=self.paths.engine_key if standby else str(self.places.engine_key),
         )
         return f"{text}\n{self.spec.gateway_extra}"
 
@@ -346,6 +361,8 @@ class Controller:
                 continue  # nobody has a use for them
             found = await asking.gateway_status(machine.gateway_admin, self.operator_key)
             try:
+                if found and (second := self._standby_status()):
+                    found = asking.combined(found, second)
                 done = asking.undisturbed(found) if found else set()
                 seen = asking.seen_of(found) if found else None
                 figures = asking.figures_of(found) if found and watches else None
@@ -504,6 +521,29 @@ class Controller:
         await self.feed(Changed(merged(machine.spec, asked).to_json(), watch_seconds, outage))
         return web.json_response({})
 
+    async def post_standby(self, request: web.Request) -> web.Response:
+        """The second gateway's beat: {"address", "status"}, each null while there is none; answered with the file that it is to have."""
+        authorise(request, self.agent_key)
+        try:
+            told = dict(await request.json())
+        except (ValueError, TypeError) as error:
+            raise web.HTTPBadRequest(text='send {"address": null, "status": null}\n') from error
+        if not self.spec.standby_node:
+            raise web.HTTPNotFound(text="this deployment has one gateway\n")
+        self.standby = (time.monotonic(), told)
+        return web.json_response({"config": self._gateway_toml(standby=True)})
+
+    def _second_gateway(self) -> dict[str, Any] | None:
+        if not self.spec.standby_node:
+            return None
+        at, told = self.standby or (None, {})
+        address = told.get("address")
+        return {
+            "node": self.spec.standby_node, "listen": self.spec.standby_listen,
+            "endpoint": f"http://{address}/v1" if address else None,
+            "heard_seconds_ago": round(time.monotonic() - at, 1) if at is not None else None,
+        }  # fmt: skip
+
     async def post_down(self, request: web.Request) -> web.Response:
         """Takes the deployment down; the answer does not wait for it."""
         authorise(request, self.operator_key)
@@ -545,7 +585,14 @@ class Controller:
             now=time.monotonic(),
         )
         scaling = self.autoscale and {**dataclasses.asdict(self.autoscale.bounds), "last": self.scaled}
-        return {**document, "autoscale": scaling, "alarms": self.telemetry.alarms(), "version": self.version}
+        second = self._second_gateway()
+        return {
+            **document,
+            "standby": second,
+            "autoscale": scaling,
+            "alarms": self.telemetry.alarms(),
+            "version": self.version,
+        }
 
     # ---- life
     def _write_record(self) -> None:
@@ -585,6 +632,14 @@ class Controller:
         if self.machine.phase == "gone":
             self.gone.set()
 
+    def _has_url(self, port: int) -> None:
+        """Where agents and the second gateway find us: the same over all controllers of a start."""
+        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
+        self.url = f"http://{host}:{port}"
+        if self.spec.standby_node:
+            settings = {"url": self.url, "config": self.paths.standby_config, "key": self.agent_key}
+            self.machine.secrets[self.paths.standby] = json.dumps(settings)
+
     async def run(self, listener: socket.socket | None = None) -> None:
         """From start to gone. `listener`: a socket that is known to others already."""
         app = web.Application(client_max_size=16 << 20)
@@ -595,17 +650,18 @@ class Controller:
         app.router.add_post("/v1/strike", self.post_strike)
         app.router.add_post("/v1/scale", self.post_scale)
         app.router.add_post("/v1/change", self.post_change)
+        app.router.add_post("/v1/standby", self.post_standby)
         for wish in WISHES:
             app.router.add_post(f"/v1/{wish}", self.post_wish)
         app.router.add_routes(self.telemetry.routes())
+        if listener:
+            self._has_url(listener.getsockname()[1])  # what is recorded of the files that agents write has it
         found = self._recover() if self.resumes else None
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         site = web.SockSite(runner, listener) if listener else web.TCPSite(runner, self.listen_host, 0)
         await site.start()
-        port = runner.addresses[0][1]
-        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
-        self.url = f"http://{host}:{port}"
+        self._has_url(runner.addresses[0][1])
         self.supervisor = os.getppid() if listener else 0
         self._write_record()
         write_private(self.places.engine_key, self.engine_key)

@@ -38,7 +38,8 @@ def unchangeable(old: DeploymentSpec, asked: DeploymentSpec) -> Refusal | None:
     fixed = {
         "served_name": "the name that clients use", "listen": "the address that clients use", "device": "the device",
         "ray_address": "the Ray that was joined", "ray_head": "the node of Ray's head", "ray_first_port": "Ray's ports",
-        "gateway_extra": "the gateway's tables",
+        "gateway_extra": "the gateway's tables", "standby_node": "the node of the second gateway",
+        "standby_listen": "the second gateway's address",
     }  # fmt: skip
     for name, words in fixed.items():
         then, now = getattr(old, name), getattr(asked, name)

@@ -67,6 +67,7 @@ MAX_HISTORY = 20_000
 # A log that goes on while it serves never ends: each node keeps its own, and here only the last of it stays.
 SERVING_HISTORY = 2_000
 TAIL_LINES = 400
+STANDBY = "standby"  # the second gateway's program, on a node
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -87,7 +88,7 @@ class Steps:
         strikes: how many faults drills have made; nobody waits for their answers.
         told: what the logs have said so far, without the time at which they said it.
         losses: how many hosts were lost so far.
-        gateways: how many were started.
+        gateways: how many were started; standbys: second gateways.
         rolling: the last change while it served; once that is done, `spec` is the changed one.
     """
 
@@ -110,6 +111,7 @@ class Steps:
     losses: int = 0
     rolling: Rolling | None = None
     gateways: int = 1
+    standbys: int = 0
     gateway_address: str = ""
     gateway_admin: str = ""
     strikes: int = 0
@@ -398,6 +400,8 @@ class Steps:
         del self.ground.lost[name]
         self.ground.ports[name] = Ports(*lost.ports)
         actions = [*actions, self._ray_start(lost.node, head=False, epoch=lost.number)]
+        if name == self.spec.standby_node:
+            actions += self._start_standby()
         return [*actions, *self._led(self.replicas.node_returned(name, self.now))]
 
     def _struck(self, event: Struck) -> list[Action]:
@@ -489,6 +493,8 @@ class Steps:
         replica = self.replicas.of(epoch) if process in ENGINE_PROCESSES else None
         if process == "gateway" and self.replicas.served and self.gateways < MAX_GATEWAYS:
             return self._restart_gateway()
+        if process == STANDBY:
+            return self._start_standby() if self.standbys < MAX_GATEWAYS else []
         if process == "rank":
             # Its own log is that of the launcher or engine, whose end says more; but that may never come while the other
             # ranks wait for this one in a collective (seen: 45 s until a token was missed).
@@ -525,6 +531,8 @@ class Steps:
         """Whether a process is of a group that was ended or is being ended, or a gateway that was replaced."""
         if process == "gateway":
             return epoch != self.gateways
+        if process == STANDBY:
+            return epoch != self.standbys
         if process not in ENGINE_PROCESSES:
             return False
         return self.replicas.of(epoch) is None
@@ -545,6 +553,15 @@ class Steps:
     def _gateway(self) -> Process:
         argv = (self.python, "-m", "longspan.gateway", "--config", self.paths.gateway_config)
         return Process(commands.process_name("gateway", self.gateways), argv)
+
+    def _start_standby(self) -> list[Action]:
+        """The program that keeps the second gateway running; it fails nothing but itself."""
+        node = next((one for one in self.spec.ray_nodes() if one.name == self.spec.standby_node), None)
+        if node is None:
+            return []
+        self.standbys += 1
+        argv = (node.python, "-m", "longspan.daemon.standby", self.paths.standby)
+        return [Start(node.name, Process(commands.process_name(STANDBY, self.standbys), argv))]
 
     def _lines(self, event: Lines) -> list[Action]:
         if self._is_past(*named(event.process)):
@@ -576,7 +593,7 @@ class Steps:
     def _something_new(self, event: Lines) -> bool:
         """Whether a log says anything that it has not said before. What waits for ever also writes: vLLM once a minute
         that no message has come (shm_broadcast.py), the gateway whatever its clients ask meanwhile."""
-        if named(event.process)[0] == "gateway":
+        if named(event.process)[0] in {"gateway", STANDBY}:
             return False
         texts = {said(line) for line in event.lines} - self.told
         if len(self.told) > MAX_TOLD:
@@ -618,7 +635,7 @@ class Steps:
         """The head answers: the replicas' groups begin, and the gateway starts beside them."""
         gateway = Start(FRONT, self._gateway())
         groups = self._led(self.replicas.begin(self.now))
-        return [*self.replicas.out("the engine is starting"), gateway, *groups]
+        return [*self.replicas.out("the engine is starting"), gateway, *self._start_standby(), *groups]
 
     def _gateway_line(self, line: str) -> list[Action]:
         if line.startswith('{"event"'):
