@@ -70,6 +70,7 @@ IO_MODULES = {
     "daemon.sampling",
     "daemon.snapshot",
     "daemon.spare",
+    "daemon.standby",
     "daemon.starting",
     "daemon.supervisor",
     "daemon.sweep",

@@ -122,6 +122,7 @@ class DeploymentSpec:
         replicas: how many are wanted at the start.
         autoscale_least: of them, if the queue is to decide how many there are; 0: it is not.
         autoscale_queue_seconds: how long a request may wait before another replica is started.
+        standby_node: the node that runs a second gateway; empty for none. standby_listen: its address.
         placement: replica -> rank -> node's name, for as many as `scale` may start; empty for a single one.
     """
 
@@ -145,6 +146,8 @@ class DeploymentSpec:
     replicas: int = 1
     autoscale_least: int = 0
     autoscale_queue_seconds: float = 0.0
+    standby_node: str = ""
+    standby_listen: str = ""
     placement: tuple[tuple[str, ...], ...] = ()
 
     @property

@@ -10,6 +10,7 @@ import pytest
 from longspan.cli import joining, prepare
 from longspan.cli.request import Request
 from longspan.deployment import DeploymentSpec
+from longspan.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -187,3 +188,25 @@ def test_the_gateways_tables_are_part_of_the_wish(model: Path, tmp_path: Path) -
     extra.write_text("[overflow]\nthreshold_seconds = 6\n")
     assert len({one.identity, plain.identity, asked(model, gateway=extra).identity}) == 3
     assert DeploymentSpec.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_a_second_gateway(model: Path) -> None:
+    """On a node of the deployment, at an address of its own."""
+    spec = asked(model, nodes=2, standby_gateway="node-2=127.0.0.1:8001")
+    assert (spec.standby_node, spec.standby_listen) == ("node-2", "127.0.0.1:8001")
+    assert spec.identity != asked(model, nodes=2).identity
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("node-2", "is not NODE=HOST:PORT"),
+        ("node-2=127.0.0.1:0", "is not NODE=HOST:PORT"),
+        ("node-9=127.0.0.1:8001", "no node 'node-9'"),
+        ("node-2=127.0.0.1:8000", "the first gateway's address"),
+    ],
+)
+def test_a_second_gateway_that_cannot_be(model: Path, wanted: str, words: str) -> None:
+    """With what to do."""
+    with pytest.raises(InputError, match=words):
+        asked(model, nodes=2, standby_gateway=wanted)

@@ -40,6 +40,8 @@ async def controller(
     app.router.add_post("/v1/agents/{name}/events", found.post_events)
     app.router.add_get("/v1/agents/{name}/commands", found.get_commands)
     app.router.add_post("/v1/strike", found.post_strike)
+    app.router.add_post("/v1/change", found.post_change)
+    app.router.add_post("/v1/standby", found.post_standby)
     async with TestClient(TestServer(app)) as client:
         client.session.headers["Authorization"] = f"Bearer {found.agent_key}"
         yield found, client

@@ -31,7 +31,7 @@ def test_the_file_is_one_that_the_gateway_takes(running: int | None) -> None:
     """Including names that need quoting."""
     text = render(
         listen="127.0.0.1:8000", key_sha256="0" * 64, admin_sha256="1" * 64, ledger="/s/ledger.sqlite3", model='a "b"', upstream_key_file="/k",
-        replicas=[Upstream("r0", "http://10.0.0.1:9", "ready")], max_running=running,
+        replicas=[Upstream("r0", "http://10.0.0.1:9", "ready", max_running=running)],
     )  # fmt: skip
     config = parse_config(text)
     (replica,) = config.replicas

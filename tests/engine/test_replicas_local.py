@@ -14,12 +14,15 @@ from engine.running import Longspan
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 PORT = 18437
+ASKED = (
+    "--replicas", "2", "--pp", "1", "--listen", f"127.0.0.1:{PORT}", "--standby-gateway", f"node-2=127.0.0.1:{PORT + 1}",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def served(fresh: Longspan) -> Longspan:
     """Two replicas of one rank each, on a node of its own each."""
-    done = fresh.up("--replicas", "2", "--pp", "1", "--listen", f"127.0.0.1:{PORT}")
+    done = fresh.up(*ASKED)
     assert done.returncode == 0, done.stderr + done.stdout
     return fresh
 
@@ -91,6 +94,20 @@ def test_both_are_proved_and_have_places_of_their_own(served: Longspan) -> None:
     assert len(pids) == 2
 
 
+def test_a_second_gateway_serves_the_same(served: Longspan) -> None:
+    """The client's key is good at either address; what is asked of the second one is answered by the replicas, too."""
+    status = served.status()
+    second = status["standby"]
+    assert (second["node"], second["endpoint"]) == ("node-2", f"http://127.0.0.1:{PORT + 1}/v1")
+    key = Path(status["api_key_file"]).read_text().strip()
+    for base_url in (status["endpoint"], second["endpoint"]):
+        with openai.OpenAI(base_url=base_url, api_key=key, timeout=120, max_retries=0) as client:
+            answer = client.completions.create(
+                model=status["served_name"], prompt="The capital of France is", max_tokens=2, temperature=0
+            )
+            assert answer.choices[0].text.strip().startswith("Paris")
+
+
 def test_one_that_dies_costs_no_request_that_had_no_content(served: Longspan, load: Load) -> None:
     """Ray's process on r1's node is killed under load, and its rank with it: r0 takes all, what r1 had not begun is tried again there,
     Ray is started there again, and r1 comes back with a proof."""
@@ -110,6 +127,32 @@ def test_one_that_dies_costs_no_request_that_had_no_content(served: Longspan, lo
     assert after[0]["ranks"] == before[0]["ranks"]
     assert after[1]["ranks"] != before[1]["ranks"]
     assert "4 of 4 layers passed" in after[1]["proof"]
+
+
+def test_other_arguments_one_replica_at_a_time(served: Longspan, load: Load) -> None:
+    """`up --rolling` under load: a new engine with a proof for each, the canary first, no request lost, and `up` again knows it."""
+    before = served.status()["replicas"]
+    done = served.run(
+        "up", *ASKED, "--rolling", "--watch", "5", "--json", "--", "--max-num-seqs", "8", timeout_seconds=900
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["change"]
+    assert (found["stage"], found["canary"], found["what"]) == (
+        "changed",
+        "r1",
+        ["arguments: none -> --max-num-seqs 8"],
+    )
+    after = served.status()["replicas"]
+    assert all(
+        old["ranks"][0]["pid"] != new["ranks"][0]["pid"] for old, new in zip(before, after, strict=True)
+    )
+    assert all("4 of 4 layers passed" in one["proof"] for one in after)
+    assert served.up(*ASKED, "--", "--max-num-seqs", "8").returncode == 0
+    load.stop.set()
+    for thread in load.threads:
+        thread.join()
+    assert load.wrong == []
+    assert load.answered > 10
 
 
 def test_one_that_leaves_loses_nothing(served: Longspan, load: Load) -> None:

@@ -171,6 +171,32 @@ def test_local_only_never_leaves() -> None:
     assert not any(isinstance(a, Send) and a.outside for a in work.dispatcher.tick(work.now))
 
 
+def pool(name: str, more: str = "") -> str:
+    """A provider's table."""
+    return f'[[providers]]\nname = "{name}"\nurl = "https://{name}.example/v1"\nmodels = {{ m = "theirs" }}\n{more}\n'
+
+
+def test_pools_are_tried_in_the_files_order() -> None:
+    """The replicas here, then a second cluster of ours, then an outside service; each only while those before it cannot."""
+    work = Clockwork(config(1, pool("second", "own = true") + pool("outside")))
+    assert target(work.ask()[1]) == "r0"
+    work.dispatcher.configure(
+        config(1, pool("second", "own = true") + pool("outside"), state='"out"'), work.now
+    )
+    number, first = work.ask()
+    assert target(first) == "second"
+    assert target(work.dispatcher.failed(number, "status 503", work.now)) == "outside"
+    work.check()
+
+
+def test_what_must_stay_local_may_go_to_a_cluster_of_ours() -> None:
+    """Wherever that stands in the order; and nowhere else."""
+    work = Clockwork(config(1, pool("outside") + pool("second", "own = true"), state='"out"'))
+    number, first = work.ask(local_only=True)
+    assert target(first) == "second"
+    assert work.dispatcher.failed(number, "status 503", work.now) == [GiveUp(number)]
+
+
 def test_a_held_request_leaves_at_the_threshold() -> None:
     """Even without any prediction."""
     work = Clockwork(config(1, provider=PRICED, max_running=1))

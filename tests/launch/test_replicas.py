@@ -23,6 +23,7 @@ from longspan.launch.events import (
 )
 from longspan.launch.fence import MAX_RESTARTS
 from longspan.launch.replica import DRAIN_SECONDS
+from longspan.launch.steps import MAX_GATEWAYS
 
 HOSTS = tuple(NodeSpec(f"n{i}", f"10.0.0.{i + 1}", 2, ssh=f"n{i}") for i in range(3))
 # r0 and r1 share n1: what befalls that host is both's.
@@ -343,3 +344,24 @@ def test_no_setting_names_another_replica() -> None:
         setting = one.traffic.setting()
         assert isinstance(setting, SetGateway)
         assert setting.replica == one.name
+
+
+def test_a_second_gateway_fails_nothing_but_itself() -> None:
+    """It is started on its node with the engines, again when it ends, but not for ever, and again once its node is back."""
+    made = world(2, standby_node="n1", standby_listen="10.0.0.2:8000")
+    started = made.standbys
+    made.run(60)
+    assert started == [("n1", "standby")]
+    made.tell(Exited("n1", "standby", 1))
+    made.tell(Exited("n1", "standby", 1))  # of the one before: nobody's
+    assert started == [("n1", "standby"), ("n1", "standby.2")]
+    for number in range(2, 9):
+        made.tell(Exited("n1", f"standby.{number}", 1))
+    assert len(started) == MAX_GATEWAYS
+    assert made.gateway == {"r0": "ready", "r1": "ready"}
+    assert made.machine.failure is None
+    made.dead.add("n1")
+    made.tell(AgentSilent("n1", 41.0))
+    made.dead.clear()
+    made.run(120)
+    assert started[-1] == ("n1", f"standby.{MAX_GATEWAYS + 1}")

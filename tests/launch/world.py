@@ -51,6 +51,8 @@ class World:
         rays: node -> the process name of the Ray that runs there. silent: agent -> since when it is not heard.
         dead: nodes that answer nothing. broken: replicas whose engines end while they load. lying: those whose answers are wrong.
         mute: nodes whose Ray does not start. stubborn: nodes whose old Ray does not end.
+        faulty: specifications, by identity, whose engines end while they load; wrong: those whose answers are.
+        standbys: where second gateways were started, and their processes' names.
     """
 
     machine: Steps
@@ -68,6 +70,9 @@ class World:
     lying: set[str] = field(default_factory=set)
     mute: set[str] = field(default_factory=set)
     stubborn: set[str] = field(default_factory=set)
+    faulty: set[str] = field(default_factory=set)
+    wrong: set[str] = field(default_factory=set)
+    standbys: list[tuple[str, str]] = field(default_factory=list)
     events: int = 0
 
     # ---- time
@@ -110,7 +115,7 @@ class World:
     def _drain(self) -> None:
         """As the controller does: what the gateway is done with is told."""
         for name, replica in list(self.machine.replicas.by_name.items()):
-            done = self.streams.get(name, 0.0) <= self.now and self.gateway.get(name) == "draining"
+            done = self.streams.get(name, 0.0) <= self.now and self.gateway.get(name) != "ready"
             if replica.draining_since is not None and done:
                 self.tell(Drained(name))
 
@@ -126,10 +131,11 @@ class World:
                 assert not (self.machine.stopping and action.state == "ready"), action
                 self.gateway[action.replica] = action.state
             elif isinstance(action, Ask):
+                lies = action.replica in self.lying or self._identity(action.replica) in self.wrong
                 value = (
                     {"detail": "' Paris'"}
                     if action.what == "first_token"
-                    else evidence(-3.0 if action.replica in self.lying else -1.0)
+                    else evidence(-3.0 if lies else -1.0)
                 )
                 self.later(CALL_SECONDS, Answered(action.call, value))
             elif isinstance(action, StopAll):
@@ -184,9 +190,15 @@ class World:
     def _spec(self, epoch: int) -> DeploymentSpec:
         return next(one.spec for one in self.machine.replicas if one.epoch == epoch)
 
+    def _identity(self, replica: str) -> str:
+        found = self.machine.replicas.get(replica)
+        return found.spec.identity if found else ""
+
     def _start(self, node: str, name: str, stdin: str) -> None:
         what, epoch = named(name)
-        if what == "gateway":
+        if what == "standby":
+            self.standbys.append((node, name))
+        elif what == "gateway":
             self.later(0.2, Lines(FRONT, name, ('{"event": "listening", "address": "127.0.0.1:1"}',)))
         elif what == "ray":
             assert node not in self.rays, f"two Rays on {node}"
@@ -228,7 +240,7 @@ class World:
             ),
         )
         self.later(3.0, Lines(node, name, (launcher_line("ranks", ranks=ranks),)))
-        if replica in self.broken:
+        if replica in self.broken or spec.identity in self.faulty:
             self.later(LOAD_SECONDS, Exited(node, name, 1))
         else:
             self.later(LOAD_SECONDS, Lines(node, name, ("INFO:     Application startup complete.",)))

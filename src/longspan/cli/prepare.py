@@ -113,8 +113,37 @@ def prepare(request: Request, progress: Any) -> DeploymentSpec:
         autoscale_queue_seconds=request.autoscale[2] if request.autoscale else 0.0,
     )
     check_layout(facts, spec, layout)
+    spec = with_standby(spec, request.standby_gateway)
     # The wish is the revision as it was typed: `up` a second time is no other wish because the hub has moved on.
     return replace(spec, identity=identity_of(spec), revision=found.commit)
+
+
+def with_standby(spec: DeploymentSpec, wanted: str | None) -> DeploymentSpec:
+    """With a second gateway, NODE=HOST:PORT, where one is wanted.
+
+    Raises:
+        InputError: it cannot be read, there is no such node, or the address is the first one's.
+    """
+    if wanted is None:
+        return spec
+    node, _, listen = wanted.partition("=")
+    host, _, port = listen.rpartition(":")
+    if not node or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(
+            f"--standby-gateway {wanted!r} is not NODE=HOST:PORT.",
+            "Such as node-2=10.0.0.2:8000: clients need to know its port.",
+        )
+    names = [one.name for one in spec.ray_nodes()]
+    if node not in names:
+        raise InputError(
+            f"--standby-gateway: there is no node {node!r} here.", f"Choose one of {', '.join(names)}."
+        )
+    if listen == spec.listen:
+        raise InputError(
+            f"--standby-gateway: {listen} is the first gateway's address.",
+            "Give the second one another host or port.",
+        )
+    return replace(spec, standby_node=node, standby_listen=listen)
 
 
 def _gateway_extra(request: Request, served_name: str) -> str:

@@ -35,6 +35,7 @@ class Request:
     replicas: int | None = None
     max_replicas: int | None = None
     autoscale: tuple[int, int, float] | None = None
+    standby_gateway: str | None = None
 
     @property
     def slots(self) -> int:

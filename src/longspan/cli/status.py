@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from longspan.cli import control
+from longspan.cli import change, control
 from longspan.daemon.places import Places
 from longspan.errors import ControlPlaneError, NoDeploymentError
 
@@ -81,13 +81,21 @@ def _show(status: dict[str, Any]) -> None:
             f" {traffic['outside_share']:.0%} outside" + (f"; {spent}" if traffic["outside_share"] else ""),
             highlight=False,
         )
+    if found := status["change"]:
+        out.print(f"  change    {change.line(found)}", markup=False, highlight=False)
     for lost in status["lost"]:
         out.print(
             f"  [red]lost[/red]: {lost['node']}, since {lost['seconds_ago']:.0f} s; being brought back ({lost['step']})"
         )
     for restart in status["restarts"]:
         out.print(f"  restarted {restart['seconds_ago']:.0f} s ago: {restart['reason']}", markup=False)
+    _addresses(out, status)
+
+
+def _addresses(out: Any, status: dict[str, Any]) -> None:
     out.print(f"\n  endpoint  {status['endpoint'] or 'not yet'}")
+    if second := status.get("standby"):
+        out.print(f"  standby   {second['endpoint'] or 'not yet'} on {second['node']}")
     out.print(f"  model     {status['served_name']}")
     out.print(f"  key       in {status['api_key_file']}")
     out.print(f"  logs      {status['logs']}")

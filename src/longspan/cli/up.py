@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from longspan.cli import check_record, control, preflighting
+from longspan.cli import change, check_record, control, preflighting
 from longspan.cli.joining import read_cluster
 from longspan.cli.keys import ensure_api_key
 from longspan.cli.prepare import prepare
@@ -34,6 +34,7 @@ from longspan.errors import (
     RayError,
 )
 from longspan.finding import Finding
+from longspan.launch.rolling import DEFAULT_WATCH_SECONDS
 
 FAILURES: dict[str, type[LongspanError]] = {
     "host": HostError,
@@ -110,6 +111,11 @@ class UpCommand(click.Command):
     metavar="HOST:PORT",
     help="The gateway's address.",
 )
+@click.option(
+    "--standby-gateway",
+    metavar="NODE=HOST:PORT",
+    help="A second gateway on a node, for clients with two addresses or a virtual IP; either one is enough.",
+)
 @click.option("--revision", help="Revision of a Hugging Face id.")
 @click.option(
     "--full", "full_digest", is_flag=True, help="Compare every byte of the checkpoint on all nodes."
@@ -128,6 +134,25 @@ class UpCommand(click.Command):
     "--foreground",
     is_flag=True,
     help="Stay until the deployment is gone; SIGTERM takes it down. For Slurm, containers and systemd.",
+)
+@click.option(
+    "--rolling",
+    is_flag=True,
+    help="Change the deployment that serves to this command line, one replica at a time, a canary first.",
+)
+@click.option(
+    "--watch",
+    "watch_seconds",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_WATCH_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --rolling: how long the canary serves before the next one is changed.",
+)
+@click.option(
+    "--outage",
+    is_flag=True,
+    help="With --rolling: accept that nobody serves while the only replica is changed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @click.pass_context
@@ -151,11 +176,15 @@ def command(
     name: str,
     served_name: str | None,
     listen: str,
+    standby_gateway: str | None,
     revision: str | None,
     full_digest: bool,
     api_key_file: Path | None,
     gateway: Path | None,
     foreground: bool,
+    rolling: bool,
+    watch_seconds: float,
+    outage: bool,
     as_json: bool,
 ) -> int:
     """Serve MODEL (a directory or a Hugging Face id; the demo model where it is left out).
@@ -170,9 +199,11 @@ def command(
     request = Request(
         model, tp, pp, nodes, cluster, executor, name, served_name, listen, revision, full_digest,
         ctx.meta.get("vllm_arguments", ()), plan, replica, gpus_per_node, ray, ray_wait, device, gateway,
-        replicas, max_replicas, scaling,
+        replicas, max_replicas, scaling, standby_gateway,
     )  # fmt: skip
     spec = prepare(request, progress=lambda text: click.echo(text, err=True))
+    if rolling:
+        return change.roll(spec, places, watch_seconds=watch_seconds, outage=outage, as_json=as_json)
     if foreground:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: down, and wait for it
     record = places.running()
@@ -320,7 +351,7 @@ def _already(record: dict[str, Any], places: Places, spec: DeploymentSpec, as_js
         raise DeploymentExistsError(
             f"A deployment called {spec.name!r} runs already ({status['served_name']}, phase {status['phase']}), with other"
             " settings.",
-            "`longspan down` first, or give this one another --name and --listen.",
+            "`longspan up … --rolling` changes it while it serves; else `longspan down` first, or give this one another --name and --listen.",
         )
     if status["phase"] != "serving":
         status = _watch(record, places)

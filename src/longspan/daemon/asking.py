@@ -57,6 +57,40 @@ def undisturbed(status: dict[str, Any]) -> set[str]:
     return {str(row["name"]) for row in rows if row["state"] != "ready" and row["inflight"] == 0}
 
 
+def figures_of(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What tells a replica's service from the others', out of the gateway's own status.
+
+    Raises:
+        LookupError, TypeError: it is of another form.
+    """
+    kept = ("requests", "failures", "ttft_seconds")
+    return {str(row["name"]): {name: row[name] for name in kept} for row in status["replicas"]}
+
+
+def combined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """What two gateways in front of the same replicas tell, as if it were one: a replica is disturbed by either one's requests.
+
+    Raises:
+        LookupError, TypeError, ValueError: one of them is of another form.
+    """
+    others = {row["name"]: row for row in second["replicas"]}
+    rows = []
+    for row in first["replicas"]:
+        other = others.get(row["name"])
+        if other is None:  # it has not read of that one yet
+            rows.append(row)
+            continue
+        known = [one["ttft_seconds"] for one in (row, other) if one["ttft_seconds"] is not None]
+        sums = {name: row[name] + other[name] for name in ("inflight", "requests", "failures")}
+        state = "ready" if "ready" in {row["state"], other["state"]} else row["state"]
+        rows.append({**row, **sums, "state": state, "ttft_seconds": max(known, default=None)})
+    queues = [first["queue_seconds"], second["queue_seconds"]]
+    seconds = {
+        model: max(float(queue.get(model, 0.0)) for queue in queues) for model in {*queues[0], *queues[1]}
+    }
+    return {**first, "replicas": rows, "queue_seconds": seconds}
+
+
 async def gateway_status(admin: str, key: str) -> dict[str, Any] | None:
     """What the gateway tells of itself; None if it is away.
 

@@ -48,10 +48,13 @@ from longspan.launch.actions import (
     Sweep,
 )
 from longspan.launch.autoscale import Autoscale, Bounds, Seen
+from longspan.launch.changeable import merged, unchangeable
 from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
     Answered,
+    Changed,
+    Compared,
     DownAsked,
     Drained,
     Event,
@@ -64,6 +67,7 @@ from longspan.launch.events import (
 )
 from longspan.launch.group import Group
 from longspan.launch.health import CANARY_SECONDS, CPU_STALL_SECONDS, STALL_SECONDS, Health
+from longspan.launch.rolling import not_now
 from longspan.launch.run_dir import Paths
 from longspan.launch.steps import FRONT, Steps
 from longspan.launch.traffic import WISHES
@@ -71,6 +75,8 @@ from longspan.launch.traffic import WISHES
 SILENT_AFTER_SECONDS = 3.0
 CLOCK_SECONDS = 0.5
 GATEWAY_SECONDS = 1.0
+# A second gateway that is silent for longer has no say in whether a replica still has requests.
+STANDBY_SECONDS = 10.0
 
 
 def silences(links: Mapping[str, AgentLink], *, now: float, stalled_seconds: float) -> list[AgentSilent]:
@@ -108,6 +114,9 @@ class Controller:
         self.api_key = places.api_key.read_text().strip()
         paths = Paths(self.start.run_dir, str(places.gateway_config))
         self.paths = paths
+        self.standby: tuple[float, dict[str, Any]] | None = (
+            None  # when the second gateway was heard last, and what
+        )
         self.machine = Steps(
             spec=spec,
             paths=paths,
@@ -167,6 +176,7 @@ class Controller:
         # The record is of the launch; restarts stand in the status.
         if self.machine.phase != before and (not was_served or self.machine.stopping):
             self._note()
+        self._take_spec()
         self._watch_engines()
         if self.machine.phase == "gone":
             self.gone.set()
@@ -185,6 +195,20 @@ class Controller:
         except (OSError, TypeError, ValueError) as error:
             forget(self.places.resume)
             print(f"the events cannot be recorded: {error}", flush=True)
+
+    def _take_spec(self) -> None:
+        """Once a change is done, whoever asks what runs finds it; who follows us begins with the first one and its events."""
+        if self.machine.spec is self.spec:
+            return
+        self.spec = self.machine.spec
+        try:
+            document = json.loads(self.places.spec.read_text())
+            begun = document.get("begun_with", document["spec"])
+            written = {**document, "spec": self.spec.to_json(), "begun_with": begun}
+            write_private(self.places.spec, json.dumps(written))
+            self._write_record()
+        except (OSError, ValueError, LookupError) as error:
+            print(f"the changed specification cannot be written: {error}", flush=True)
 
     def _note(self) -> None:
         """Keeps what this launch is made of, how far it came and how long its phases took, for the doctor."""
@@ -234,24 +258,38 @@ class Controller:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    def _gateway_toml(self) -> str:
+    def _max_running(self, name: str) -> int | None:
+        """While a change is under way replicas differ."""
+        replica = self.machine.replicas.get(name)
+        return gateway_config.max_running(replica.spec.vllm_arguments) if replica else None
+
+    def _standby_status(self) -> dict[str, Any] | None:
+        """What the second gateway said lately of itself."""
+        if self.standby is None or time.monotonic() - self.standby[0] > STANDBY_SECONDS:
+            return None
+        found = self.standby[1].get("status")
+        return found if isinstance(found, dict) else None
+
+    def _gateway_toml(self, *, standby: bool = False) -> str:
+        """The file of the gateway, or of the second one: the same replicas in the same states, its own address and files."""
         key = self.api_key
         engines = self._engines()
         replicas = [
-            gateway_config.Upstream(name, engines[name], one.state, one.reason)
+            gateway_config.Upstream(name, engines[name], one.state, one.reason, self._max_running(name))
             for name, one in self.gateway_states.items()
             if name in engines
         ]
         text = gateway_config.render(
             # A gateway that is started again must listen where the clients know it.
-            listen=self.machine.gateway_address or self.spec.listen,
+            listen=self.spec.standby_listen if standby else self.machine.gateway_address or self.spec.listen,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
-            admin_sha256=hashlib.sha256(self.operator_key.encode()).hexdigest(),
-            ledger=str(self.places.ledger),
+            admin_sha256=hashlib.sha256(
+                (self.agent_key if standby else self.operator_key).encode()
+            ).hexdigest(),
+            ledger=self.paths.standby_ledger if standby else str(self.places.ledger),
             model=self.spec.served_name,
             replicas=replicas,
-            upstream_key_file=str(self.places.engine_key),
-            max_running=gateway_config.max_running(self.spec.vllm_arguments),
+            upstream_key_file=self.paths.engine_key if standby else str(self.places.engine_key),
         )
         return f"{text}\n{self.spec.gateway_extra}"
 
@@ -318,18 +356,24 @@ class Controller:
             machine = self.machine
             draining = [one.name for one in machine.replicas if one.draining_since is not None]
             scales = self.autoscale is not None and machine.replicas.served
-            if not machine.gateway_admin or machine.stopping or not (draining or scales):
+            watches = machine.rolling is not None and machine.rolling.watches()
+            if not machine.gateway_admin or machine.stopping or not (draining or scales or watches):
                 continue  # nobody has a use for them
             found = await asking.gateway_status(machine.gateway_admin, self.operator_key)
             try:
+                if found and (second := self._standby_status()):
+                    found = asking.combined(found, second)
                 done = asking.undisturbed(found) if found else set()
                 seen = asking.seen_of(found) if found else None
+                figures = asking.figures_of(found) if found and watches else None
             except (ValueError, LookupError, TypeError) as error:
                 print(f"the gateway's status cannot be read: {error!r}", flush=True)
                 continue
             for name in draining:
                 if name in done:
                     await self.feed(Drained(name))
+            if figures:
+                await self.feed(Compared(figures))
             if self.autoscale and seen and scales:
                 await self._scale(self.autoscale, seen)
 
@@ -457,6 +501,49 @@ class Controller:
         await self.feed(Scaled(wanted))
         return web.json_response({"replicas": wanted})
 
+    async def post_change(self, request: web.Request) -> web.Response:
+        """Another specification, one replica at a time: {"spec": …, "watch_seconds": 60, "outage": false}. The answer does not wait
+        for it; it says what was refused: {"refused": {"what", "remedy", "wish"}}, `wish`: it can never be fulfilled."""
+        authorise(request, self.operator_key)
+        try:
+            body = await request.json()
+            asked = DeploymentSpec.from_json(body["spec"])
+            watch_seconds, outage = float(body["watch_seconds"]), bool(body["outage"])
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            text = 'send {"spec": …, "watch_seconds": 60, "outage": false}\n'
+            raise web.HTTPBadRequest(text=text) from error
+        machine = self.machine
+        never = unchangeable(machine.spec, asked)
+        refused = never or not_now(machine.replicas, machine.ground, machine.rolling, outage=outage)
+        if refused:
+            what, remedy = refused
+            return web.json_response({"refused": {"what": what, "remedy": remedy, "wish": never is not None}})
+        await self.feed(Changed(merged(machine.spec, asked).to_json(), watch_seconds, outage))
+        return web.json_response({})
+
+    async def post_standby(self, request: web.Request) -> web.Response:
+        """The second gateway's beat: {"address", "status"}, each null while there is none; answered with the file that it is to have."""
+        authorise(request, self.agent_key)
+        try:
+            told = dict(await request.json())
+        except (ValueError, TypeError) as error:
+            raise web.HTTPBadRequest(text='send {"address": null, "status": null}\n') from error
+        if not self.spec.standby_node:
+            raise web.HTTPNotFound(text="this deployment has one gateway\n")
+        self.standby = (time.monotonic(), told)
+        return web.json_response({"config": self._gateway_toml(standby=True)})
+
+    def _second_gateway(self) -> dict[str, Any] | None:
+        if not self.spec.standby_node:
+            return None
+        at, told = self.standby or (None, {})
+        address = told.get("address")
+        return {
+            "node": self.spec.standby_node, "listen": self.spec.standby_listen,
+            "endpoint": f"http://{address}/v1" if address else None,
+            "heard_seconds_ago": round(time.monotonic() - at, 1) if at is not None else None,
+        }  # fmt: skip
+
     async def post_down(self, request: web.Request) -> web.Response:
         """Takes the deployment down; the answer does not wait for it."""
         authorise(request, self.operator_key)
@@ -498,7 +585,14 @@ class Controller:
             now=time.monotonic(),
         )
         scaling = self.autoscale and {**dataclasses.asdict(self.autoscale.bounds), "last": self.scaled}
-        return {**document, "autoscale": scaling, "alarms": self.telemetry.alarms(), "version": self.version}
+        second = self._second_gateway()
+        return {
+            **document,
+            "standby": second,
+            "autoscale": scaling,
+            "alarms": self.telemetry.alarms(),
+            "version": self.version,
+        }
 
     # ---- life
     def _write_record(self) -> None:
@@ -519,6 +613,7 @@ class Controller:
         """Brings machine, links and gateway states to where the last controller ended; before anybody can ask."""
         found = replay(self.machine, self.start.begun, records(self.places.history))
         self.links, self.gateway_states = found.links, found.gateway
+        self._take_spec()
         self.writer.submit(self.launch_log.go_on)
         return found
 
@@ -537,6 +632,14 @@ class Controller:
         if self.machine.phase == "gone":
             self.gone.set()
 
+    def _has_url(self, port: int) -> None:
+        """Where agents and the second gateway find us: the same over all controllers of a start."""
+        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
+        self.url = f"http://{host}:{port}"
+        if self.spec.standby_node:
+            settings = {"url": self.url, "config": self.paths.standby_config, "key": self.agent_key}
+            self.machine.secrets[self.paths.standby] = json.dumps(settings)
+
     async def run(self, listener: socket.socket | None = None) -> None:
         """From start to gone. `listener`: a socket that is known to others already."""
         app = web.Application(client_max_size=16 << 20)
@@ -546,17 +649,19 @@ class Controller:
         app.router.add_post("/v1/down", self.post_down)
         app.router.add_post("/v1/strike", self.post_strike)
         app.router.add_post("/v1/scale", self.post_scale)
+        app.router.add_post("/v1/change", self.post_change)
+        app.router.add_post("/v1/standby", self.post_standby)
         for wish in WISHES:
             app.router.add_post(f"/v1/{wish}", self.post_wish)
         app.router.add_routes(self.telemetry.routes())
+        if listener:
+            self._has_url(listener.getsockname()[1])  # what is recorded of the files that agents write has it
         found = self._recover() if self.resumes else None
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         site = web.SockSite(runner, listener) if listener else web.TCPSite(runner, self.listen_host, 0)
         await site.start()
-        port = runner.addresses[0][1]
-        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
-        self.url = f"http://{host}:{port}"
+        self._has_url(runner.addresses[0][1])
         self.supervisor = os.getppid() if listener else 0
         self._write_record()
         write_private(self.places.engine_key, self.engine_key)
@@ -606,7 +711,7 @@ def main() -> None:
     """See the module's text. A supervisor hands over the file descriptors of its listening socket and of the lock that it holds."""
     places = Places(Path(sys.argv[1]))
     document = json.loads(places.spec.read_text())
-    spec = DeploymentSpec.from_json(document["spec"])
+    spec = DeploymentSpec.from_json(document.get("begun_with", document["spec"]))
     listener = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
 
     async def life() -> None:

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One replica as the gateway is told of it. state: "ready", "draining" or "out"; reason: why not "ready"."""
+    """One replica as the gateway is told of it.
+
+    Attributes:
+        state: "ready", "draining" or "out". reason: why not "ready".
+        max_running: sequences that its engine runs at once, where they are known: the rest waits in the gateway.
+    """
 
     name: str
     url: str
     state: str
     reason: str = ""
+    max_running: int | None = None
 
 
 def render(
@@ -24,12 +30,10 @@ def render(
     model: str,
     replicas: Sequence[Upstream],
     upstream_key_file: str,
-    max_running: int | None = None,
 ) -> str:
     """TOML; JSON strings are valid TOML basic strings.
 
     admin_sha256: of the key for the gateway's figures, which it tells on a free port of loopback.
-    max_running: sequences that the engine runs at once, where they are known: the rest waits in the gateway.
     """
     lines = [
         f"listen = {json.dumps(listen)}",
@@ -53,7 +57,7 @@ def render(
             f"state = {json.dumps(one.state)}",
             f"reason = {json.dumps(one.reason)}",
         ]
-        lines += [f"max_running = {max_running}"] if max_running else []
+        lines += [f"max_running = {one.max_running}"] if one.max_running else []
     return "\n".join(lines) + "\n"
 
 

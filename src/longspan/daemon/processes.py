@@ -19,6 +19,7 @@ from typing import IO
 
 from longspan.launch.words import AGENT_VARIABLE, GROUP_VARIABLE, MARK_VARIABLE
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 SHM = Path("/dev/shm")
 
@@ -28,6 +29,11 @@ def become_subreaper() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def die_with_parent() -> None:
+    """In a child that is about to be: it is killed when the thread that started it ends (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def raise_open_files() -> None:

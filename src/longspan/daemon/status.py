@@ -173,6 +173,8 @@ def document(
             {"node": name, "seconds_ago": round(now - lost.since, 1), "step": lost.step}
             for name, lost in machine.ground.lost.items()
         ],
+        # The last change while it served, under way or over; null where there was none.
+        "change": machine.rolling.document(machine.replicas, now) if machine.rolling else None,
         "restarts": [
             {"seconds_ago": round(now - at, 1), "replica": name, "reason": reason}
             for at, name, reason in machine.replicas.restarts

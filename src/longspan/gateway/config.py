@@ -55,7 +55,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """An outside OpenAI-compatible service. `models` maps our model names to the provider's."""
+    """Another OpenAI-compatible service: an outside one, or another cluster of ours. The first in the file that can take a request has it.
+
+    models: our model names -> the provider's. own: requests that must stay local may go there.
+    """
 
     name: str
     url: str
@@ -66,6 +69,7 @@ class Provider:
     completion_usd_per_million_tokens: float = 0.0
     spend_cap_usd_per_hour: float | None = None
     allow_fields: tuple[str, ...] = ()
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

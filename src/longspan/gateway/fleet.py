@@ -103,9 +103,11 @@ class Fleet:
     def provider(self, ticket: Ticket, tried: set[str], now: float) -> Provider | None:
         """The first provider that may take this request: allowed to leave, healthy, under its cap."""
         ask = ticket.ask
-        if ask.local_only or ask.state or ticket.continued:
+        if ask.state or ticket.continued:
             return None
         for provider in self._providers.get(ask.model, ()):
+            if ask.local_only and not provider.own:
+                continue
             name = provider.name
             affordable = self.spending[name].allows(ask.prompt_tokens, ask.max_tokens, now)
             if name not in tried and affordable and self.provider_breakers[name].allows(now):

@@ -79,6 +79,28 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
+class Changed:
+    """The operator wants another specification, one replica at a time (`launch.rolling`).
+
+    Attributes:
+        spec: the whole of it, as `DeploymentSpec.to_json` has it.
+        watch_seconds: for how long the first replica is watched in traffic.
+        outage: that nobody serves meanwhile is accepted.
+    """
+
+    spec: dict[str, Any]
+    watch_seconds: float
+    outage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What the gateway counts while a changed replica is watched: replica -> requests, failures, seconds to the first token."""
+
+    figures: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """The gateway sends a replica nothing new, and has none of its requests left."""
 
@@ -113,6 +135,8 @@ Event = (
     | Suspected
     | Wished
     | Scaled
+    | Changed
+    | Compared
     | Drained
     | Struck
     | DownAsked

@@ -20,7 +20,8 @@ from longspan.launch.fence import MAX_RESTARTS, PAUSE_SECONDS, SETTLED_SECONDS, 
 from longspan.launch.group import Group, GroupPhase
 from longspan.launch.lost_node import LostNode
 from longspan.launch.run_dir import Paths, Ports
-from longspan.launch.traffic import SCALE, Traffic
+from longspan.launch.traffic import CHANGE, SCALE, Traffic
+from longspan.launch.trial import Next, Trial
 
 ReplicaPhase = Literal["waiting", "ports", GroupPhase, "fencing", "failed", "drained", "gone"]
 # Streams of a long answer may go on for minutes; who drains a node waits for it.
@@ -30,6 +31,15 @@ Then = Literal["ports", "failed", "drained", "gone"]
 # Neither a group nor a way to one: the operator decides.
 AT_REST = frozenset({"waiting", "failed", "drained", "gone"})
 MAX_RESTARTS_TOLD = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a specification's checkpoint: node -> its copy; node -> what one rank says of it; whose word counts."""
+
+    digests: dict[str, CheckpointDigest | None]
+    references: dict[str, Any]
+    yardstick: str
 
 
 @dataclass(slots=True)
@@ -42,6 +52,7 @@ class Ground:
         joined: agents that answer; lost: hosts that are being brought back; rayless: nodes whose Ray is.
         references: node -> what one rank says there of the checkpoint; what one replica learned holds for all.
         yardstick: the node whose reference is asked for.
+        known: the same of later specifications, by their identity.
     """
 
     paths: Paths
@@ -57,6 +68,11 @@ class Ground:
     lost: dict[str, LostNode] = field(default_factory=dict)
     rayless: set[str] = field(default_factory=set)
     references: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Known] = field(default_factory=dict)
+
+    def of(self, spec: DeploymentSpec) -> Known:
+        """What is known of a specification's checkpoint."""
+        return self.known.get(spec.identity) or Known(self.digests, self.references, self.yardstick)
 
     def next_start(self) -> int:
         """A number that no other group of this deployment has."""
@@ -79,6 +95,7 @@ class Replica:
         leaving: it is drained for good.
         draining_since: since when the gateway sends it nothing new, so that its GPUs can be released.
         held: ports of a group that waits for Ray on its nodes.
+        next: what it is started with once its group has ended; trial: of the engine that it has, while that is not trusted.
     """
 
     name: str
@@ -101,6 +118,8 @@ class Replica:
     leaving: bool = False
     draining_since: float | None = None
     held: Ports | None = None
+    next: Next | None = None
+    trial: Trial | None = None
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -159,12 +178,13 @@ class Replica:
             self.waiting = {call.call}
             return [call]
         ground = self.ground
+        checkpoint = ground.of(self.spec)
         # Ray goes on where it is.
         known = ground.ports.get(self.head.name, ports)
         self.group = Group(
-            self.spec, ground.paths, ground.mark, ground.ray_address, ports._replace(ray=known.ray), ground.digests, now,
-            gateway_up=ground.gateway_up, epoch=epoch, replica=self.name, references=ground.references,
-            yardstick=ground.yardstick,
+            self.spec, ground.paths, ground.mark, ground.ray_address, ports._replace(ray=known.ray), checkpoint.digests, now,
+            gateway_up=ground.gateway_up, epoch=epoch, replica=self.name, references=checkpoint.references,
+            yardstick=checkpoint.yardstick,
         )  # fmt: skip
         self.followed = 0
         self._enter("ray", now)
@@ -217,18 +237,52 @@ class Replica:
         """Fences the group and lets a next one start; gives up, by `failure`, where that was tried often enough."""
         if self.phase == "serving" and now - self.since >= SETTLED_SECONDS:
             self.tries = 0
+        self.traffic.hold(CHANGE, "restore", all_of_it=False)
+        if self.trial and kind != "host":  # a host that falls says nothing of what runs there
+            return self._go_back(self.trial, what, now)
         if kind == "proof" or self.tries >= MAX_RESTARTS:
             before = f" It had been restarted {self.tries} times before." if self.tries else ""
             self.failure = Failure(kind, self.phase, f"{what}{before}", remedy)
             return []
         pause = PAUSE_SECONDS[self.tries]
         self.tries += 1
-        self.restarts.append((now, what))
-        del self.restarts[:-MAX_RESTARTS_TOLD]
+        self._note_restart(what, now)
         out = SetGateway("out", f"the engine is being restarted: {what}", self.name)
         # What was to be drained has nothing left to finish.
-        then: Then = "gone" if self.leaving else "drained" if self.traffic.is_draining else "ports"
-        return [out, *self._end(then, now, pause, collect=True)]
+        return [out, *self._end(self._then(), now, pause, collect=True)]
+
+    def _note_restart(self, why: str, now: float) -> None:
+        self.restarts.append((now, why))
+        del self.restarts[:-MAX_RESTARTS_TOLD]
+
+    def _then(self) -> Then:
+        return "gone" if self.leaving else "drained" if self.traffic.is_draining else "ports"
+
+    def _go_back(self, trial: Trial, what: str, now: float) -> list[Action]:
+        """The changed engine failed: the one before is started again, or one that was there for the change only leaves."""
+        trial.failed = what
+        self.tries = 0
+        self.next = Next(trial.old) if trial.old else None
+        self.leaving = self.leaving or trial.old is None
+        self._note_restart(what, now)
+        out = SetGateway("out", f"the change is taken back: {what}", self.name)
+        return [out, *self._end(self._then(), now, 0.0, collect=True)]
+
+    def change(self, wanted: Next, now: float) -> list[Action]:
+        """Starts it with another specification: once its streams have ended, or where it is at rest the next time."""
+        self.next = wanted
+        if self.phase == "serving":
+            self.traffic.hold(CHANGE, "drain", all_of_it=False)
+            return self._setting(now)
+        if self.is_at_rest:
+            self._take_next()
+            return []
+        return [] if self.fence else self.release(now)  # on its way up it has no streams
+
+    def _take_next(self) -> None:
+        if self.next:
+            self.spec, self.trial, self.next = self.next.spec, self.next.trial, None
+            self.tries = 0
 
     def abandon(self, now: float) -> list[Action]:
         """It is given up while others serve: its processes end, and it stays out until it is restored."""
@@ -237,9 +291,11 @@ class Replica:
         return [out, *self._end("failed", now, 0.0, collect=self.failure.kind != "proof")]
 
     def release(self, now: float) -> list[Action]:
-        """Nothing of its streams is left: its GPUs are given back."""
-        out = SetGateway("out", "drained: its GPUs are released", self.name)
-        return [out, *self._end("gone" if self.leaving else "drained", now, 0.0, collect=False)]
+        """Nothing of its streams is left: its GPUs are given back, or hold what comes next."""
+        self.traffic.hold(CHANGE, "restore", all_of_it=False)
+        then = self._then() if self.next else "gone" if self.leaving else "drained"
+        why = "it is being changed" if then == "ports" else "drained: its GPUs are released"
+        return [SetGateway("out", why, self.name), *self._end(then, now, 0.0, collect=False)]
 
     def leave(self, now: float) -> list[Action]:
         """It is not wanted any more: as soon as its streams have ended, so does it."""
@@ -307,6 +363,7 @@ class Replica:
             return actions
         self.fence = None
         self.group = None
+        self._take_next()
         if self.then == "ports":
             return [*actions, *self._begin(fence.epoch, now, Ports(*fence.ports))]
         self._enter(self.then, now)

@@ -14,7 +14,7 @@ from longspan.launch.actions import Action, SetGateway
 from longspan.launch.failure import Failure, FailureKind
 from longspan.launch.group import GroupPhase
 from longspan.launch.replica import Ground, Replica
-from longspan.launch.traffic import ENGINE, WISHES
+from longspan.launch.traffic import CHANGE, ENGINE, WISHES
 
 GROUP_PHASES: tuple[GroupPhase, ...] = get_args(GroupPhase)
 # How far a replica is on its way; of several on theirs the least advanced tells where the launch stands.
@@ -87,7 +87,7 @@ class Replicas:
     @property
     def held(self) -> dict[str, str]:
         """What the operator keeps out of traffic -> "drain" or "isolate"."""
-        return {name: wish for one in self for name, wish in one.traffic.held.items()}
+        return {name: wish for one in self for name, wish in one.traffic.held.items() if name != CHANGE}
 
     @property
     def restarts(self) -> list[tuple[float, str, str]]:

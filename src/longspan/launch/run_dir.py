@@ -28,6 +28,21 @@ class Paths:
         return f"{self.run_dir}/engine-key"
 
     @property
+    def standby(self) -> str:
+        """What a second gateway's program is told, mode 0600."""
+        return f"{self.run_dir}/standby.json"
+
+    @property
+    def standby_config(self) -> str:
+        """The second gateway's file, on its node."""
+        return f"{self.run_dir}/standby.toml"
+
+    @property
+    def standby_ledger(self) -> str:
+        """Its ledger, which ends with the deployment."""
+        return f"{self.run_dir}/standby.sqlite3"
+
+    @property
     def vllm_config(self) -> str:
         """The directory with ray_non_carry_over_env_vars.json."""
         return f"{self.run_dir}/vllm"

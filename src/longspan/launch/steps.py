@@ -24,6 +24,8 @@ from longspan.launch.events import (
     AgentJoined,
     AgentSilent,
     Answered,
+    Changed,
+    Compared,
     DownAsked,
     Drained,
     Event,
@@ -44,6 +46,7 @@ from longspan.launch.phases import phase_seen, rank_seen, said, strip_colour
 from longspan.launch.replica import Ground, Replica, collect_arguments
 from longspan.launch.replicas import GROUP_PHASES, Replicas
 from longspan.launch.requirements import unfit, versions_differ
+from longspan.launch.rolling import Rolling, not_now
 from longspan.launch.run_dir import Paths, Ports
 from longspan.launch.stopping import Stopping
 from longspan.launch.words import EVENT_MARK
@@ -65,6 +68,7 @@ MAX_HISTORY = 20_000
 # A log that goes on while it serves never ends: each node keeps its own, and here only the last of it stays.
 SERVING_HISTORY = 2_000
 TAIL_LINES = 400
+STANDBY = "standby"  # the second gateway's program, on a node
 FRONT = "front"  # the agent on the controller's machine, which runs the gateway
 
 
@@ -85,7 +89,8 @@ class Steps:
         strikes: how many faults drills have made; nobody waits for their answers.
         told: what the logs have said so far, without the time at which they said it.
         losses: how many hosts were lost so far.
-        gateways: how many were started.
+        gateways: how many were started; standbys: second gateways.
+        rolling: the last change while it served; once that is done, `spec` is the changed one.
     """
 
     spec: DeploymentSpec
@@ -106,7 +111,9 @@ class Steps:
     replicas: Replicas = field(init=False)
     ray: OwnRay = field(init=False)
     losses: int = 0
+    rolling: Rolling | None = None
     gateways: int = 1
+    standbys: int = 0
     gateway_address: str = ""
     gateway_admin: str = ""
     strikes: int = 0
@@ -170,7 +177,7 @@ class Steps:
 
     def _standing(self) -> tuple[Any, ...]:
         """What time alone may change."""
-        return self.phase, len(self.findings), self.replicas.phases
+        return self.phase, len(self.findings), self.replicas.phases, self.rolling and self.rolling.standing
 
     def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, DownAsked):
@@ -188,15 +195,40 @@ class Steps:
             Lines: self._lines,
             Suspected: lambda e: self.replicas.suspect(e.subject, e.reason, self.now),
             Wished: lambda e: self._led(self.replicas.wish(e.subject, e.wish, self.now)),
-            Scaled: lambda e: self._led(self.replicas.scale(e.replicas, self.now)),
+            Scaled: lambda e: (
+                [] if self._is_changing else self._led(self.replicas.scale(e.replicas, self.now))
+            ),
+            Changed: self._changed,
+            Compared: self._compared,
             Drained: lambda e: self._led(self.replicas.drained(e.replica, self.now)),
             Struck: self._struck,
             Tick: self._tick,
         }
         self._note_sign_of_life(event)
         actions = handlers[type(event)](event)
+        if self.rolling and not self.stopping:
+            actions = [*actions, *self._led(self.rolling.advance(self.replicas, self.now))]
+            if self.rolling.stage == "changed":
+                self.spec = self.replicas.spec = self.rolling.new
         self._settle()
         return actions
+
+    # ---- a change while it serves
+    @property
+    def _is_changing(self) -> bool:
+        return self.rolling is not None and not self.rolling.is_over
+
+    def _changed(self, event: Changed) -> list[Action]:
+        if not_now(self.replicas, self.ground, self.rolling, outage=event.outage):
+            return []
+        new = DeploymentSpec.from_json(event.spec)
+        self.rolling = Rolling(self.spec, new, event.watch_seconds, event.outage, self.now)
+        return self.rolling.begin(self.ground, self.nonce)
+
+    def _compared(self, event: Compared) -> list[Action]:
+        if self.rolling:
+            self.rolling.compared(event.figures)
+        return []
 
     # ---- helpers
     @property
@@ -371,6 +403,8 @@ class Steps:
         del self.ground.lost[name]
         self.ground.ports[name] = Ports(*lost.ports)
         actions = [*actions, *self.ray.host_back(name, self.now)]
+        if name == self.spec.standby_node:
+            actions += self._start_standby()
         return [*actions, *self._led(self.replicas.node_returned(name, self.now))]
 
     def _struck(self, event: Struck) -> list[Action]:
@@ -400,6 +434,9 @@ class Steps:
         found = self.replicas.answered(event.call, event.value, event.error, self.now)
         if found is not None:
             return self._led(found)
+        if self.rolling and event.call in self.rolling.waiting:
+            self.rolling.answered(event.call, event.value, event.error, self.facts)
+            return []
         for lost in self.ground.lost.values():
             if event.call in lost.waiting:
                 return self._bring_back(lost, lost.answered(event.call, event.value, event.error))
@@ -466,6 +503,8 @@ class Steps:
             return self._restart_gateway()
         if process == "ray" and self.replicas.served:
             return self._ray_lost(event)
+        if process == STANDBY:
+            return self._start_standby() if self.standbys < MAX_GATEWAYS else []
         if process == "rank":
             # Its own log is that of the launcher or engine, whose end says more; but that may never come while the other
             # ranks wait for this one in a collective (seen: 45 s until a token was missed).
@@ -504,6 +543,8 @@ class Steps:
             return epoch != self.gateways
         if process == "ray":
             return self.ray.is_past(node, epoch)
+        if process == STANDBY:
+            return epoch != self.standbys
         if process not in ENGINE_PROCESSES:
             return False
         return self.replicas.of(epoch) is None
@@ -525,6 +566,15 @@ class Steps:
         argv = (self.python, "-m", "longspan.gateway", "--config", self.paths.gateway_config)
         return Process(commands.process_name("gateway", self.gateways), argv)
 
+    def _start_standby(self) -> list[Action]:
+        """The program that keeps the second gateway running; it fails nothing but itself."""
+        node = next((one for one in self.spec.ray_nodes() if one.name == self.spec.standby_node), None)
+        if node is None:
+            return []
+        self.standbys += 1
+        argv = (node.python, "-m", "longspan.daemon.standby", self.paths.standby)
+        return [Start(node.name, Process(commands.process_name(STANDBY, self.standbys), argv))]
+
     def _lines(self, event: Lines) -> list[Action]:
         if self._is_past(event.node, *named(event.process)):
             return []
@@ -538,7 +588,7 @@ class Steps:
     def _note_sign_of_life(self, event: Event) -> None:
         """Whose patience begins anew: the replica's that an event is about, else that of all that are on their way."""
         match event:
-            case Tick() | AgentSilent() | Suspected() | Drained():
+            case Tick() | AgentSilent() | Suspected() | Drained() | Compared():
                 return
             case Lines() if not self._something_new(event):
                 return
@@ -555,7 +605,7 @@ class Steps:
     def _something_new(self, event: Lines) -> bool:
         """Whether a log says anything that it has not said before. What waits for ever also writes: vLLM once a minute
         that no message has come (shm_broadcast.py), the gateway whatever its clients ask meanwhile."""
-        if named(event.process)[0] == "gateway":
+        if named(event.process)[0] in {"gateway", STANDBY}:
             return False
         texts = {said(line) for line in event.lines} - self.told
         if len(self.told) > MAX_TOLD:
@@ -598,7 +648,7 @@ class Steps:
         """The head answers: the replicas' groups begin, and the gateway starts beside them."""
         gateway = Start(FRONT, self._gateway())
         groups = self._led(self.replicas.begin(self.now))
-        return [*self.replicas.out("the engine is starting"), gateway, *groups]
+        return [*self.replicas.out("the engine is starting"), gateway, *self._start_standby(), *groups]
 
     def _gateway_line(self, line: str) -> list[Action]:
         if line.startswith('{"event"'):

@@ -12,6 +12,9 @@ CONVICTION_SECONDS = 15.0
 ENGINE = "engine"
 # What holds a replica that is not wanted any more, beside the names of replicas and nodes.
 SCALE = "scale"
+# What holds one that is to be started anew with another specification.
+CHANGE = "change"
+_OURS = frozenset({SCALE, CHANGE})
 WISHES = ("drain", "isolate", "restore")
 
 
@@ -54,7 +57,7 @@ class Traffic:
         if wish != "restore":
             self.held[subject] = wish
         elif all_of_it:
-            self.held = {name: kept for name, kept in self.held.items() if name == SCALE}
+            self.held = {name: kept for name, kept in self.held.items() if name in _OURS}
         else:
             self.held.pop(subject, None)
 
@@ -70,6 +73,8 @@ class Traffic:
         isolated = [name for name, wish in self.held.items() if wish == "isolate"]
         if isolated:
             return SetGateway("out", f"isolated by the operator: {', '.join(isolated)}", self.replica)
+        if set(self.held) == {CHANGE}:
+            return SetGateway("draining", "it is being changed", self.replica)
         if self.held:
             return SetGateway("draining", f"drained by the operator: {', '.join(self.held)}", self.replica)
         return SetGateway("ready", replica=self.replica)
