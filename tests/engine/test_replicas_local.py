@@ -29,7 +29,7 @@ def served(fresh: Longspan) -> Longspan:
 
 @dataclass
 class Load:
-    """A stream twice a second; what became of each."""
+    """A stream a second; what became of each. Two cores load the next engine meanwhile."""
 
     client: openai.OpenAI
     model: str
@@ -58,7 +58,7 @@ class Load:
     def run(self) -> None:
         """Until it is told to stop."""
         number = 0
-        while not self.stop.wait(0.5):
+        while not self.stop.wait(1.0):
             thread = threading.Thread(target=self.one, args=(number,))
             thread.start()
             self.threads.append(thread)
@@ -113,7 +113,9 @@ def test_one_that_dies_costs_no_request_that_had_no_content(served: Longspan, lo
     Ray is started there again, and r1 comes back with a proof."""
     before = served.status()["replicas"]
     time.sleep(3)
-    done = served.run("drill", "kill-raylet", "--replica", "r1", "--yes", "--json", timeout_seconds=900)
+    done = served.run(
+        "drill", "kill-raylet", "--replica", "r1", "--rate", "0.5", "--yes", "--json", timeout_seconds=900
+    )
     assert done.returncode == 0, done.stderr
     drilled = json.loads(done.stdout)
     assert drilled["restarts"] == 1
