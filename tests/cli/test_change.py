@@ -132,3 +132,25 @@ def test_nothing_runs(longspan: Callable[..., Any], monkeypatch: pytest.MonkeyPa
     """There is nothing to change."""
     monkeypatch.setattr(up, "prepare", lambda request, progress: WANTED)
     assert longspan("up", "--rolling").code == errors.NoDeploymentError.exit_code
+
+
+def test_what_drains_for_it_says_so(cluster: Cluster) -> None:
+    """No operator has drained it, and there is nothing to restore."""
+    cluster.world.streams["r1"] = cluster.world.now + 100
+    cluster.world.tell(Changed(merged(START, WANTED).to_json(), 60.0, False))
+    cluster.world.run(10)
+    found = cluster.document()
+    assert [(one["phase"], one["reason"]) for one in found["replicas"]] == [
+        ("serving", ""), ("draining", "it is being changed"),
+    ]  # fmt: skip
+    assert found["held"] == {}
+
+
+@pytest.mark.parametrize("options", [("--outage",), ("--watch", "5")])
+def test_what_is_for_it_alone_means_nothing_without_it(
+    longspan: Callable[..., Any], options: tuple[str, ...]
+) -> None:
+    """A launch that ignored it would not be what was asked for."""
+    found = longspan("up", *options)
+    assert found.code == errors.InputError.exit_code
+    assert f"{options[0]} is for --rolling." in found.err

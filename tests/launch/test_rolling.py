@@ -286,12 +286,32 @@ def test_it_waits_for_one_that_is_unwell() -> None:
     """A replica that restarts by itself is not joined by a second one that is missing."""
     made = serving()
     change(made)
-    made.run(40)
+    made.run(55)
     made.kill_rank("r0")
-    made.run(50)
-    assert made.fewest >= 1
+    made.run(20)
+    found = made.machine.rolling
+    assert found is not None
+    assert (found.trusted, found.current, found.waits) == (True, "", "until r0 is well")
+    assert made.gateway == {"r0": "out", "r1": "ready", "r2": "ready"}
     made.run(200)
     assert stage(made) == "changed"
+    assert made.fewest == 2
+    replays(made)
+
+
+def test_the_last_one_that_takes_traffic_is_not_taken() -> None:
+    """The operator keeps the other one out: the change waits until it is back."""
+    made = serving(replicas=2, places=2)
+    made.tell(Wished("r0", "isolate"))
+    change(made)
+    made.run(100)
+    assert made.machine.rolling is not None
+    assert made.machine.rolling.waits == "until another replica than r1 takes traffic"
+    assert made.gateway == {"r0": "out", "r1": "ready"}
+    made.tell(Wished("r0", "restore"))
+    made.run(200)
+    assert stage(made) == "changed"
+    assert made.fewest == 1
     replays(made)
 
 

@@ -9,10 +9,23 @@ from longspan.cli import control
 from longspan.daemon.places import Places
 from longspan.deployment import DeploymentSpec
 from longspan.errors import CheckError, ControlPlaneError, InputError, LaunchError
-from longspan.launch.rolling import OVER
+from longspan.launch.rolling import DEFAULT_WATCH_SECONDS, OVER
 
 
-def roll(spec: DeploymentSpec, places: Places, *, watch_seconds: float, outage: bool, as_json: bool) -> int:
+def refuse_alone(rolling: bool, watch_seconds: float | None, *, outage: bool) -> None:
+    """What is for `--rolling` only means nothing without it.
+
+    Raises:
+        InputError
+    """
+    if not rolling and (watch_seconds is not None or outage):
+        name = "--outage" if outage else "--watch"
+        raise InputError(f"{name} is for --rolling.", "Add --rolling, or leave it out.")
+
+
+def roll(
+    spec: DeploymentSpec, places: Places, *, watch_seconds: float | None, outage: bool, as_json: bool
+) -> int:
     """Asks for it and follows it to its end.
 
     Raises:
@@ -20,7 +33,8 @@ def roll(spec: DeploymentSpec, places: Places, *, watch_seconds: float, outage: 
         CheckError: the nodes' copies or versions do not fit; nothing was touched. LaunchError: it was taken back.
     """
     record = control.running(spec.name)
-    body = {"spec": spec.to_json(), "watch_seconds": watch_seconds, "outage": outage}
+    watched = DEFAULT_WATCH_SECONDS if watch_seconds is None else watch_seconds
+    body = {"spec": spec.to_json(), "watch_seconds": watched, "outage": outage}
     if refused := control.request(record, "/v1/change", body=body).get("refused"):
         kind = InputError if refused["wish"] else ControlPlaneError
         raise kind(refused["what"], refused["remedy"])

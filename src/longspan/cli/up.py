@@ -144,10 +144,8 @@ class UpCommand(click.Command):
     "--watch",
     "watch_seconds",
     type=click.FloatRange(min=0),
-    default=DEFAULT_WATCH_SECONDS,
-    show_default=True,
     metavar="SECONDS",
-    help="With --rolling: how long the canary serves before the next one is changed.",
+    help=f"With --rolling: how long the canary serves before the next one is changed.  [default: {DEFAULT_WATCH_SECONDS:g}]",
 )
 @click.option(
     "--outage",
@@ -183,7 +181,7 @@ def command(
     gateway: Path | None,
     foreground: bool,
     rolling: bool,
-    watch_seconds: float,
+    watch_seconds: float | None,
     outage: bool,
     as_json: bool,
 ) -> int:
@@ -192,6 +190,7 @@ def command(
     Anything after `--` goes to vLLM unchanged: longspan up MODEL -- --max-model-len 8192.
     With a plan, it stands after the plan's own arguments and so outweighs them.
     """
+    change.refuse_alone(rolling, watch_seconds, outage=outage)
     places = Places.of(name)
     scaling = parse_autoscale(autoscale, replicas, max_replicas)
     if scaling:

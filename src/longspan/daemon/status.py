@@ -5,6 +5,7 @@ from typing import Any
 from longspan.launch import steps, verdict
 from longspan.launch.proof import Proof
 from longspan.launch.replica import Replica
+from longspan.launch.traffic import CHANGE
 from longspan.preflight.environment import COMPILED
 
 
@@ -99,6 +100,10 @@ def _ranks(replica: Replica) -> list[dict[str, Any]]:
     return rows
 
 
+def _held(replica: Replica) -> str:
+    return "it is being changed" if set(replica.traffic.held) == {CHANGE} else "by the operator"
+
+
 def _replica(replica: Replica, now: float) -> dict[str, Any]:
     group, traffic = replica.group, replica.traffic
     phase: str = replica.phase
@@ -106,7 +111,7 @@ def _replica(replica: Replica, now: float) -> dict[str, Any]:
     if phase == "serving" and traffic.suspicions:
         phase, reason = "suspected", "; ".join(traffic.suspicions.values())
     elif phase == "serving" and traffic.held:
-        phase, reason = ("draining" if traffic.is_draining else "isolated"), "by the operator"
+        phase, reason = ("draining" if traffic.is_draining else "isolated"), _held(replica)
     elif replica.failure:
         reason = replica.failure.what
     elif phase in {"fencing", "ports"} and replica.restarts:
