@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def lock(result: Result, **conditions: Any) -> dict[str, Any]:
 def counted(result: Result, inside: float, running: float) -> EngineObservation:
     """What engines say: `inside` seconds in them of each request, so many running at once."""
     number = float(len(result.requests))
-    samples = tuple(EngineSample(at / 2, running) for at in range(1, 10))
+    samples = tuple(EngineSample(at / 4, running) for at in range(1, 40))
     before = {"e2e_seconds": 5.0, "e2e_requests": 1.0}
     after = {"e2e_seconds": 5.0 + inside * number, "e2e_requests": 1.0 + number}
     return EngineObservation(before=before, after=after, samples=samples)
@@ -225,6 +226,18 @@ def test_each_cause_has_its_own_line() -> None:
     assert abs(lines["the client"]) < 0.5
     # Engines with 3.2 instead of 8 running, and steps that are no shorter: 60 % of what the lines above left.
     assert lines["smaller batch"] == pytest.approx(0.6 * 80, abs=1)
+
+
+def test_a_handful_of_samples_is_no_batch() -> None:
+    """The engine's gauges of a run of seconds are chance: no line, and it says why."""
+    base = closed("a", 8, 1.0)
+    few = replace(counted(base, 1.0, 8.0), samples=tuple(EngineSample(at, 2.0) for at in range(6)))
+    runs = [
+        Measured(replace(base, engine=few), Split(1, 1)),
+        Measured(replace(base, engine=few), Split(2, 1, 1, 2)),
+    ]
+    absent = {cause.name: cause.why for cause in scaling(runs).points[1].ledger.absent}
+    assert "ten samples" in absent["smaller batch"]
 
 
 def test_tensor_parallelism_is_not_called_a_smaller_batch() -> None:

@@ -122,8 +122,13 @@ def _gateway(run: Measured, base: Measured) -> Cause:
     return Cause(name, "observed", kept(*shares), why)
 
 
+# Gauges come once a second; the mean of a handful is chance (six of a real run of 10 s missed a quarter of the requests).
+_FEWEST_SAMPLES = 10
+
+
 def running_each(run: Measured) -> float | None:
-    """Mean running requests an engine in the window, by its own count; None where it was not read or the engines are not known."""
+    """Mean running requests an engine in the window, by its own count; None where it was not read (for ten samples at least)
+    or the engines are not known."""
     engine = run.result.engine
     if engine is None or not run.split.tp:
         return None
@@ -131,7 +136,7 @@ def running_each(run: Measured) -> float | None:
     seen = [
         one.running for one in engine.samples if one.running is not None and begin <= one.at_seconds <= end
     ]
-    return fmean(seen) / run.split.replicas if seen else None
+    return fmean(seen) / run.split.replicas if len(seen) >= _FEWEST_SAMPLES else None
 
 
 def _batch(run: Measured, base: Measured) -> Cause:
@@ -145,7 +150,9 @@ def _batch(run: Measured, base: Measured) -> Cause:
     here, there = running_each(run), running_each(base)
     tpots = [_value(one, "tpot_mean_seconds") for one in (run, base)]
     if not here or not there or not tpots[0] or not tpots[1]:
-        why = "the engine's running requests (--metrics), its split or TPOT are not known"
+        why = (
+            "the engine's running requests (--metrics, ten samples at least), its split or TPOT are not known"
+        )
         return Cause(name, "observed", None, why)
     each = [one.split.gpus / one.split.replicas for one in (run, base)]
     faster = tpots[1] / tpots[0] / (each[0] / each[1])
