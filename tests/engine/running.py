@@ -61,6 +61,14 @@ class Longspan:
         return processes_with(f"XDG_STATE_HOME={self.state}")
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not only waits for its parent to take note of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def processes_with(variable: str) -> list[str]:
     """The command lines of all processes that were started with this `NAME=value`, this one left out."""
     found = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from engine.running import Longspan
+from engine.running import Longspan, is_running
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 PORT = 18437
@@ -165,7 +165,7 @@ def test_one_that_leaves_loses_nothing(served: Longspan, load: Load) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "1 replica: r0."
     assert "r1: gone, its GPUs are free" in done.stderr
-    assert not Path(f"/proc/{pid}").exists()
+    assert not is_running(pid)
     time.sleep(3)
     load.stop.set()
     for thread in load.threads:

@@ -97,7 +97,7 @@ def test_engine_arguments() -> None:
 
 @pytest.mark.parametrize("given_flags", [(), ("--max-model-len=9",)])
 def test_pipeline_on_cpu_is_warmed_up(given_flags: tuple[str, ...]) -> None:
-    """PP on the CPU gets the compilation mode without which its first request kills vLLM."""
+    """The CPU gets the compilation mode without which PP's first request kills vLLM, and which needs no compiler."""
     found = commands.engine_arguments(make_spec(vllm_arguments=given_flags), host="h", port=1)
     assert json.loads(found[found.index("--compilation-config") + 1]) == {"mode": 2, "backend": "eager"}
 
@@ -112,10 +112,9 @@ def test_the_users_compilation_counts(flag: str) -> None:
     assert "--compilation-config" not in found[:-1]
 
 
-def test_no_compilation_on_a_gpu_or_with_one_stage() -> None:
-    """The CPU's work-around is for the CPU and for PP only."""
-    for spec in (make_spec(device="cuda"), make_spec(pp=1)):
-        assert "--compilation-config" not in commands.engine_arguments(spec, host="h", port=1)
+def test_compilation_on_a_gpu_is_vllms_own() -> None:
+    """The CPU's mode is for the CPU only."""
+    assert "--compilation-config" not in commands.engine_arguments(make_spec(device="cuda"), host="h", port=1)
 
 
 def test_ray_start_as_text() -> None:
