@@ -445,3 +445,21 @@ def test_the_change_alone_takes_one_at_most(replicas: int, room: int, how: str, 
     assert made.fewest >= replicas - 1 + room
     assert made.machine.rolling is not None
     assert made.machine.rolling.is_over
+
+
+@pytest.mark.parametrize("node", ["n0", "n2"])
+def test_the_end_of_ray_is_not_the_canarys_doing(node: str) -> None:
+    """Ray ends on the canary's node, or all of it with its head, while the canary is watched: the change goes on afterwards."""
+    made = serving()
+    change(made)
+    for _ in range(300):
+        made.run(1)
+        if made.machine.rolling and made.machine.rolling.watches():
+            break
+    assert made.machine.rolling
+    assert made.machine.rolling.canary == "r2"
+    made.tell(Exited(node, made.rays.pop(node), 1))
+    made.run(400)
+    assert stage(made) == "changed"
+    assert set(identities(made).values()) == {"new"}
+    replays(made)

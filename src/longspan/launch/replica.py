@@ -238,7 +238,7 @@ class Replica:
         if self.phase == "serving" and now - self.since >= SETTLED_SECONDS:
             self.tries = 0
         self.traffic.hold(CHANGE, "restore", all_of_it=False)
-        if self.trial and kind != "host":  # a host that falls says nothing of what runs there
+        if self.trial and kind not in {"host", "ray"}:  # these say nothing of what runs there
             return self._go_back(self.trial, what, now)
         if kind == "proof" or self.tries >= MAX_RESTARTS:
             before = f" It had been restarted {self.tries} times before." if self.tries else ""
