@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from longspan.errors import LaunchError
 from longspan.launch.prover import Endpoint
 
 _STOP_SECONDS = 10.0
+_KILL_ROUNDS = 100
+_KILL_ROUND_SECONDS = 0.02
 _LOG_TAIL_BYTES = 2000
 
 
@@ -123,10 +126,16 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def _kill_session(leader: int) -> None:
-    """Kills every process of the session, whichever process groups they made for themselves."""
-    for pid in _session_members(leader):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Kills every process of the session, whichever process groups they made for themselves, until none is left: one that forks at
+    this moment leaves a child that was not listed. Blocks for milliseconds, as whoever calls it may be cancelled at any wait."""
+    for _ in range(_KILL_ROUNDS):
+        members = _session_members(leader)
+        if not members:
+            return
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_KILL_ROUND_SECONDS)
 
 
 def _session_members(leader: int) -> Sequence[int]:
