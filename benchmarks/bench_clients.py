@@ -173,7 +173,7 @@ def ours(folder: Path, url: str, concurrency: int, requests: int) -> tuple[list[
     out = folder / "ours.json"
     argv = [sys.executable, "-c", "from longspan.cli.main import run; run()", "bench", "run", url, "--model", NAME, "--no-calibrate",
             "--concurrency", str(concurrency), "-n", str(requests), "--output", str(TOKENS), "--json", "--kind", "completions",
-            "--processes", "1", "--prompt", str(PROMPT_TOKENS), "--warmup", "0", "--store", str(folder / "store.sqlite3")]  # fmt: skip
+            "--processes", "1", "--prompt", str(PROMPT_TOKENS), "--warmup", "0", "--store", str(folder / "store.sqlite3"), "--out", str(folder / "out.json")]  # fmt: skip
 
     def read(_: Path, text: str) -> tuple[float, float]:
         out.write_text(text)
@@ -251,6 +251,8 @@ def measure(name: str, make: Any, server: Running, concurrency: int, requests: i
         if done.returncode:
             return {"client": name, "failed": (done.stderr or done.stdout).strip()[-600:]}
         truth = server.truth
+        if truth.streams < requests:
+            return {"client": name, "failed": f"only {truth.streams} of {requests} streams came whole"}
         ttft, gap = read(folder, done.stdout)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         loaded = truth.streams * (TTFT_SECONDS + (TOKENS - 1) * GAP_SECONDS) / concurrency
