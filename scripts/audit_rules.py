@@ -17,7 +17,7 @@ $ longspan audit --strict --json               # for CI
 ```
 
 What is looked at: the controller's status, the gateway's file, a request without a key to the gateway and to every port
-that the deployment's processes have open beyond loopback (from where the audit runs), the engine's counters, and on every node
+that the deployment's processes have open beyond loopback (from where the audit runs), the engine's counters, what Prometheus would collect, and on every node
 the open ports, command lines and environments of the deployment's processes. A secret's value never leaves its node.
 
 | rule | passes when | severity | why |

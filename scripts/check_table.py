@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/check.md from the code: the checks, the documented ports; a test fails when they differ.
+"""Writes the tables of docs/check.md from the code: the checks, the documented ports, the faults that the lab makes; a test
+fails when they differ.
 
-PYTHONPATH=src python scripts/check_table.py
+PYTHONPATH=src:tests python scripts/check_table.py
 """
 
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from longspan.deployment import RayPorts
 from longspan.preflight.catalogue import CHECKS
+from preflight.lab_faults import FAULTS
 
 TARGET = Path(__file__).parent.parent / "docs" / "check.md"
 _MARKED = re.compile(r"(<!-- (\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
@@ -45,9 +47,15 @@ def ports() -> str:
     return "\n".join(["| port | on | what |", "| --- | --- | --- |", *lines, ""])
 
 
+def faults() -> str:
+    """One row a fault of the lab."""
+    rows = [f"| {fault.name} | `{fault.cause}` | {fault.severity} |" for fault in FAULTS]
+    return "\n".join(["| fault | found as | severity |", "| --- | --- | --- |", *rows, ""])
+
+
 def render(text: str) -> str:
     """The page with its tables as the code has them."""
-    tables = {"checks": checks(), "ports": ports()}
+    tables = {"checks": checks(), "ports": ports(), "faults": faults()}
     return _MARKED.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", text)
 
 

@@ -14,7 +14,7 @@ HEALTHY = Facts(
     versions={"a": {"vllm": "0.20", "ray": "2.60"}, "b": {"vllm": "0.20", "ray": "2.60"}},
     rank_nodes=("a",) * 8 + ("b",) * 8, networks={"a": "infiniband", "b": "infiniband"},
     listeners=(Listener("a", "10.0.0.1", 4711, "engine", 401), Listener("a", "127.0.0.1", 8265, "dashboard")),
-    key_file_mode=0o600, keyless_answer=401, replicas=2, can_drain=True, metrics_listener=True,
+    key_file_mode=0o600, keyless_answer=401, replicas=2, uncounted=(), uncollected={},
     traffic=Traffic(1000, 20_000, 32_768, 0, 0.6), licence="apache-2.0",
 )  # fmt: skip
 
@@ -50,8 +50,8 @@ def test_a_healthy_deployment_passes() -> None:
         ("memory-fits", {"traffic": Traffic(1000, 20_000, 32_768, 7, 1.0)}, "threw 7 requests"),
         ("context-fits", {"traffic": Traffic(1000, 2_000, 32_768, 0, 0.1)}, "max_model_len is 32,768"),
         ("standby", {"replicas": 1}, "nobody else"),
-        ("drain", {"can_drain": False}, "cannot be drained"),
-        ("metrics", {"metrics_listener": False}, "no metrics"),
+        ("drain", {"uncounted": ("r1",)}, "r1 cannot be drained"),
+        ("metrics", {"uncollected": {"gateway": "HTTP 502"}}, "gateway gives Prometheus no metrics"),
         ("licence", {"licence": "cc-by-nc-4.0"}, "cc-by-nc-4.0"),
         ("licence", {"licence": "llama3.1"}, "llama3.1"),
     ],
@@ -85,6 +85,8 @@ def test_each_fault_is_found_alone(rule: str, changes: dict[str, Any], said: str
         ("context-fits", {"traffic": Traffic(3, 10, 32_768, 0, 0.0)}, "3 requests so far"),
         ("memory-fits", {"traffic": None}, "not read"),
         ("licence", {"licence": None}, "names no licence"),
+        ("drain", {"uncounted": None, "unseen": {"metrics": "HTTP 503"}}, "HTTP 503"),
+        ("metrics", {"uncollected": None}, "nobody was asked"),
     ],
 )
 def test_what_was_not_seen_is_said(rule: str, changes: dict[str, Any], why: str) -> None:

@@ -17,12 +17,17 @@ from longspan.daemon.places import Places, write_private
 from longspan.deployment import DeploymentSpec, NodeSpec
 from longspan.errors import AuditError, InputError, NoDeploymentError
 
+TARGETS = [
+    {"labels": {"part": part, "__metrics_path__": path}}
+    for part, path in {"nodes": "/metrics", "r0": "/v1/metrics/r0", "gateway": "/v1/metrics/gateway"}.items()
+]
+INFLIGHT = 'longspan_gateway_replica_inflight{replica="r0"} 0\n'
 METRICS = 'vllm:request_prompt_tokens_bucket{le="+Inf"} 3\nvllm:request_prompt_tokens_count 3\nvllm:num_preemptions_total 1\n'
 
 
 @pytest.fixture
 def server() -> Iterator[int]:
-    """Plays gateway and engine: asks for a key, and tells its model and counters to who has one."""
+    """Plays gateway, engine and the controller's metrics: asks for a key, and tells who has one."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
@@ -30,11 +35,10 @@ def server() -> Iterator[int]:
 
         def do_GET(self) -> None:
             key = self.headers["Authorization"] == "Bearer engine"
-            body = (
-                METRICS.encode()
-                if self.path == "/metrics"
-                else json.dumps({"data": [{"max_model_len": 64}]}).encode()
-            )
+            told = {
+                "/metrics": METRICS, "/v1/metrics/r0": METRICS, "/v1/metrics/gateway": INFLIGHT, "/v1/sd": json.dumps(TARGETS),
+            }  # fmt: skip
+            body = told.get(self.path, json.dumps({"data": [{"max_model_len": 64}]})).encode()
             self.send_response(200 if key else 401)
             self.send_header("Content-Length", str(len(body) if key else 0))
             self.end_headers()
@@ -63,6 +67,7 @@ def deployment(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write_private(places.spec, json.dumps({"spec": spec.to_json()}))
     write_private(places.api_key, "lsp_k")
     write_private(places.engine_key, "engine")
+    write_private(places.root / "metrics-key", "engine")
     write_private(
         places.gateway_config, f'listen = "x"\n[[replicas]]\nname = "r0"\nurl = "http://127.0.0.1:{server}"\n'
     )
@@ -70,7 +75,9 @@ def deployment(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "phase": "serving", "proof": {"verdict": "verified"},
         "nodes": [{"name": "node-1", "facts": {"python": "3.11", "ray": "2", "vllm": "1"}}],
     }  # fmt: skip
-    monkeypatch.setattr(Places, "running", lambda self: {"mark": "nobody's"})
+    monkeypatch.setattr(
+        Places, "running", lambda self: {"mark": "nobody's", "url": f"http://127.0.0.1:{server}"}
+    )
     monkeypatch.setattr(control, "request", lambda record, path: status)
     return places
 
@@ -83,12 +90,31 @@ def test_the_audit_of_a_deployment(longspan: Callable[..., Any], deployment: Pla
     assert states == {
         "serving": "passed", "versions-equal": "passed", "keys": "passed", "open-ports": "skipped", "dashboard": "skipped",
         "secrets": "skipped", "tls": "passed", "slow-links": "passed", "memory-fits": "failed", "context-fits": "skipped",
-        "standby": "failed", "drain": "passed", "metrics": "failed", "licence": "passed",
+        "standby": "failed", "drain": "passed", "metrics": "passed", "licence": "passed",
     }  # fmt: skip
     assert longspan("audit", "--strict").code == AuditError.exit_code
     shown = longspan("audit")
     assert "One replica and nobody else" in shown.out
     assert "do:" in shown.out
+
+
+def test_metrics_and_drain_are_asked_for(
+    longspan: Callable[..., Any], deployment: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What gives no metrics is named, a replica that the gateway does not count cannot be drained, and a wrong key is no answer."""
+
+    def rows() -> dict[str, Any]:
+        return {row["rule"]: row for row in longspan("audit", "--json").document["rules"]}
+
+    monkeypatch.setattr(f"{__name__}.INFLIGHT", 'longspan_gateway_replica_inflight{replica="other"} 0\n')
+    assert rows()["drain"]["findings"][0]["subject"] == "r0"
+    monkeypatch.setattr(f"{__name__}.TARGETS", TARGETS[:2])
+    (gateway,) = rows()["metrics"]["findings"]
+    assert gateway["subject"] == "gateway"
+    write_private(deployment.root / "metrics-key", "another")
+    found = rows()
+    assert {found[rule]["state"] for rule in ("drain", "metrics")} == {"skipped"}
+    assert "HTTP 401" in found["metrics"]["why"]
 
 
 def test_an_error_fails_it(longspan: Callable[..., Any], deployment: Places) -> None:

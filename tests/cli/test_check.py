@@ -81,6 +81,23 @@ def test_this_machine_alone(longspan: Callable[..., Any], seen: Callable[[Scene]
     assert "0 errors, 0 warnings" in said.out
 
 
+@pytest.mark.parametrize(
+    ("gpus", "device"),
+    [("1", ""), ('"2x H100"', "cuda"), ('"2x MI300X"', "rocm"), ('["H100", "MI300X"]', ""), ("0", "")],
+)
+def test_what_the_file_promises_is_missed(
+    longspan: Callable[..., Any], seen: Callable[[Scene], list[Any]], cluster: Path, gpus: str, device: str
+) -> None:
+    """GPUs that the file names by type are missed where no driver lists any, on all nodes too; a plain number may mean processors."""
+    cluster.write_text(TWO.replace("gpus = 1", f"gpus = {gpus}"))
+    asked = seen(scene(device=device))
+    said = longspan("check", "--cluster", str(cluster))
+    assert asked[0][2].device == device
+    assert said.code == (errors.CheckError.exit_code if device == "cuda" else 0)
+    assert ("should have 1 GPU(s), its driver lists 0" in said.out) is (device == "cuda")
+    assert ("the ranks run on AMD's GPUs" in said.out) is (device == "rocm")
+
+
 def test_what_people_read(
     longspan: Callable[..., Any], seen: Callable[[Scene], list[Any]], cluster: Path
 ) -> None:

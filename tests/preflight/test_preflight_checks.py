@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longspan.preflight.catalogue import CHECKS, GROUPS, findings, judge
 from longspan.preflight.check import majority, minority
-from longspan.preflight.checks_collective import guilty, only_waited
+from longspan.preflight.checks_collective import guilty, only_waited, suspects
 from longspan.preflight.facts import Held, Nic, NodeFacts, Route
 from longspan.preflight.scene import GroupResult, Reservation, Scene
 from preflight.scenes import causes, gpu, node, outcome, pair, rdma, rdma_port, scene
@@ -398,6 +398,19 @@ def test_the_guilty_node_is_found(count: int, data: st.DataObject) -> None:
         for other in names[i + 1 :]
     )
     assert guilty(groups) == (bad,)
+
+
+@given(st.integers(4, 9), st.data())
+def test_several_guilty_nodes_are_found(count: int, data: st.DataObject) -> None:
+    """Where every pair with any of some nodes fails and the rest, at least two, pass among themselves, those alone are named."""
+    names = [f"n{i}" for i in range(count)]
+    bad = data.draw(st.sets(st.sampled_from(names), min_size=1, max_size=count - 2))
+    groups = tuple(
+        GroupResult((one, other), "gloo", errors={one: "x"} if bad & {one, other} else {})
+        for i, one in enumerate(names)
+        for other in names[i + 1 :]
+    )
+    assert set(suspects(groups)) == bad
 
 
 def test_of_two_nodes_the_one_that_failed_by_itself() -> None:

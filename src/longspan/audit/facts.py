@@ -66,6 +66,8 @@ class Facts:
         rank_nodes: the node of each rank, in rank order.
         networks: node -> "infiniband", "roce", "ethernet", out of the cluster file; empty where it does not say.
         keyless_answer: the gateway's HTTP status for a request without a key.
+        uncounted: replicas of which the gateway does not tell how many requests they hold; None where it was not asked.
+        uncollected: what gives Prometheus no metrics ("nodes", "gateway", a replica) -> why; None where nobody was asked.
         licence: the model's, in its own words; None where the checkpoint does not say.
         unseen: what could not be looked at -> why. Keys are a fact's name, or "fact:node".
     """
@@ -87,8 +89,8 @@ class Facts:
     keyless_answer: int | None = None
     replicas: int = 1
     providers: int = 0
-    can_drain: bool = False
-    metrics_listener: bool = False
+    uncounted: tuple[str, ...] | None = None
+    uncollected: Mapping[str, str] | None = None
     traffic: Traffic | None = None
     licence: str | None = None
     vllm_arguments: tuple[str, ...] = ()

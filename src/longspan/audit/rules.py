@@ -215,28 +215,30 @@ def standby(facts: Facts, rule: Rule) -> Outcome:
     return [
         _finding(rule, facts.name, "One replica and nobody else: while it restarts, every request fails.",
                  [f"{facts.replicas} replica, {facts.providers} outside providers"],
-                 "A second deployment behind one `longspan gateway`, or an outside provider in its file.")
+                 "`longspan up --replicas 2`, or an outside provider for it: `longspan up --gateway FILE`.")
     ]  # fmt: skip
 
 
 def drain(facts: Facts, rule: Rule) -> Outcome:
-    """A replica can be taken out of traffic before it is stopped."""
-    if facts.can_drain:
-        return []
+    """A replica can be taken out of traffic before it is stopped: the gateway counts what it still holds."""
+    if facts.uncounted is None:
+        return _missing(facts, "metrics") or "the gateway's figures were not read"
     return [
-        _finding(rule, facts.name, "This deployment cannot be drained: stopping it cuts the answers that are being written.",
-                 ["no drain for this deployment"],
-                 "Put `longspan gateway` in front and set the replica's state to draining there before `longspan down`.")
+        _finding(rule, name, f"{name} cannot be drained: nobody knows when its last answer is written, so `longspan drain` waits for ever"
+                 " and stopping it cuts streams.", [f"longspan_gateway_replica_inflight of {name}: not told"],
+                 "`longspan status` says how the gateway is; its log says why it does not know the replica.")
+        for name in facts.uncounted
     ]  # fmt: skip
 
 
 def metrics(facts: Facts, rule: Rule) -> Outcome:
-    """Somebody outside can collect metrics."""
-    if facts.metrics_listener:
-        return []
+    """Prometheus gets the metrics of the nodes, every engine and the gateway with its own key."""
+    if facts.uncollected is None:
+        return _missing(facts, "metrics") or "nobody was asked for metrics"
     return [
-        _finding(rule, facts.name, "The gateway has no metrics for anybody to collect, so nobody is told when it slows down.",
-                 ["no [admin] listener"], "A `longspan gateway` of its own with [admin] in front; let Prometheus read its /metrics.")
+        _finding(rule, name, f"{name} gives Prometheus no metrics, so nobody is told when it slows down.", [f"{name}: {why}"],
+                 "`longspan status` says how it is; docs/monitor.md has the scrape configuration and where its key lies.")
+        for name, why in facts.uncollected.items()
     ]  # fmt: skip
 
 

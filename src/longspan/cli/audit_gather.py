@@ -17,7 +17,6 @@ from longspan.audit import node_probe
 from longspan.audit.facts import Facts, Listener, SecretSeen, Traffic
 from longspan.audit.traffic import read_traffic
 from longspan.cli import control
-from longspan.cli.main import VERBS
 from longspan.cluster.inventory_file import parse_cluster
 from longspan.daemon.places import Places
 from longspan.daemon.reach import host_of
@@ -56,11 +55,19 @@ def gather(places: Places, cluster: Path | None) -> Facts:
         rank_nodes=tuple(node.name for node in spec.rank_nodes()), networks=_networks(cluster, unseen),
         key_file_mode=places.api_key.stat().st_mode & 0o777 if places.api_key.exists() else None,
         keyless_answer=_answer(*_split(spec.listen), ("/v1/models",)), replicas=len(gateway.get("replicas", [])),
-        providers=len(gateway.get("providers", [])), can_drain="drain" in VERBS, metrics_listener="admin" in gateway,
+        providers=len(gateway.get("providers", [])),
         traffic=_traffic(places, gateway, unseen), licence=_licence(spec.model, unseen), vllm_arguments=spec.vllm_arguments,
     )  # fmt: skip
     listeners, secrets = _nodes(spec, record["mark"], unseen)
-    return replace(facts, listeners=listeners, secrets=secrets, unseen=unseen)
+    uncollected, uncounted = _metrics(places, record["url"], gateway, unseen)
+    return replace(
+        facts,
+        listeners=listeners,
+        secrets=secrets,
+        unseen=unseen,
+        uncollected=uncollected,
+        uncounted=uncounted,
+    )
 
 
 def _gateway_file(places: Places) -> dict[str, Any]:
@@ -128,10 +135,44 @@ def _traffic(places: Places, gateway: Mapping[str, Any], unseen: dict[str, str])
         models = json.loads(_get(f"{url}/v1/models", key))
         return read_traffic(_get(f"{url}/metrics", key), int(models["data"][0]["max_model_len"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        unseen["traffic"] = f"the engine's counters could not be read ({type(error).__name__}: {error})"
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
+        unseen["traffic"] = f"the engine's counters could not be read ({_reason(error)})"
         return None
+
+
+def _metrics(
+    places: Places, url: str, gateway: Mapping[str, Any], unseen: dict[str, str]
+) -> tuple[dict[str, str] | None, tuple[str, ...] | None]:
+    """Asks the controller for all that Prometheus would, with Prometheus' key: what gives nothing and why, and the replicas
+    whose requests the gateway does not count."""
+    try:
+        key = (places.root / "metrics-key").read_text().strip()
+        parts = {
+            one["labels"]["part"]: one["labels"]["__metrics_path__"]
+            for one in json.loads(_get(f"{url}/v1/sd", key))
+        }
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        unseen["metrics"] = f"the controller does not say what there is to collect ({_reason(error)})"
+        return None, None
+    names = [str(one.get("name", "")) for one in gateway.get("replicas", [])]
+    # A replica without an engine, such as one that is drained, has nothing to collect.
+    bad = {} if "gateway" in parts else {"gateway": "not among what there is to collect"}
+    texts = {}
+    for part, path in parts.items():
+        try:
+            texts[part] = _get(f"{url}{path}", key)
+        except OSError as error:
+            bad[part] = _reason(error)
+    counted = set(
+        re.findall(r'(?m)^longspan_gateway_replica_inflight\{replica="([^"]*)"\}', texts.get("gateway", ""))
+    )
+    return bad, tuple(name for name in names if name not in counted)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        return f"HTTP {error.code}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _get(url: str, key: str) -> str:

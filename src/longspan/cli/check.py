@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from longspan.cli import check_record, preflighting
+from longspan.cli.devices import typed_device
 from longspan.cli.joining import probe_ray, read_cluster
 from longspan.cli.placing import cluster_nodes, node_of
 from longspan.cli.prepare import ray_head_of, ray_ports_of
@@ -53,6 +54,7 @@ def command(
     options = Options(
         model=path, own_ray=hosts is not None and hosts.ray_address is None, tp=tp, collective=not no_collective,
         ray_ports=(ports.first, ports.last) if ports else (0, 0), fixed_ports=ports.tried if ports else (),
+        device=planned_device(hosts),
     )  # fmt: skip
     checked = preflighting.run(
         nodes,
@@ -87,6 +89,13 @@ def the_nodes(hosts: HostsFile | None) -> list[NodeSpec]:
     return [
         node if head and node.name == head.name else replace(node, gpus=max(1, node.gpus)) for node in listed
     ]
+
+
+def planned_device(hosts: HostsFile | None) -> str:
+    """What the GPU types in the file promise: with one, a driver that lists no GPU on any node is an error and no reason to
+    skip. Empty for plain numbers, which may mean processors, and for two vendors, which only a launch refuses."""
+    used = [host for host in hosts.hosts if host.gpus != 0] if hosts else []
+    return (typed_device(used) or "") if len({host.vendor for host in used}) == 1 else ""
 
 
 def _write_links(cluster: Path, checked: preflighting.Checked) -> None:

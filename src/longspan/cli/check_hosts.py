@@ -13,6 +13,7 @@ from longspan.host import Completed, Conversation, Host, LocalHost, SlurmHost, S
 from longspan.launch import container
 from longspan.launch.commands import ray_task
 from longspan.launch.container import Job
+from longspan.preflight.session import SessionLostError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class ContainerHost:
     image: Container
     model: str
 
+    @property
+    def target(self) -> str:
+        """What one types after ssh to reach the host."""
+        return self.outer.target if isinstance(self.outer, SshHost) else self.name
+
     def run(
         self,
         argv: Sequence[str],
@@ -75,14 +81,23 @@ class ContainerHost:
         raise HostError(f"{self.name} is only reached for a conversation.")
 
     def open(self, argv: Sequence[str]) -> Conversation:
-        """See `Host.open`.
+        """See `Host.open`. A host that is not reached is opened all the same: the end of that conversation tells why in ssh's words.
 
         Raises:
-            HostError: no engine or no image there, with what to do.
+            SessionLostError: no engine or no image there, with what to do.
         """
         job = Job("check", self.name, f"check-{secrets.token_hex(4)}", "", self.model)
-        said = self.outer.run(container.prepare_command(self.image, job)).stdout
-        job = replace(job, home=starting.home_said(said, self.image))
+        try:
+            said = self.outer.run(container.prepare_command(self.image, job)).stdout
+        except HostError:
+            return self.outer.open(["true"])
+        try:
+            job = replace(job, home=starting.home_said(said, self.image))
+        except HostError as error:
+            raise SessionLostError(
+                "container-unusable", error.what.removesuffix("."),
+                f"Correct container = … in the cluster file ({self.image.image}), or mend it there as the user that ssh logs in.",
+            ) from error  # fmt: skip
         return self.outer.open(container.run_command(self.image, job, argv))
 
 

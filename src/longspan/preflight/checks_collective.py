@@ -1,6 +1,8 @@
 """The real collective, judged: right sums, and a rate that fits what was planned."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 from longspan.finding import Finding
 from longspan.preflight.check import Check, Outcome, finding, together
@@ -27,30 +29,45 @@ def only_waited(group: GroupResult) -> bool:
     )
 
 
-def guilty(groups: tuple[GroupResult, ...]) -> tuple[str, ...]:
-    """The nodes that explain all failed groups: those in every failed pair; else in the smallest failed group.
+def guilty(groups: Sequence[GroupResult]) -> tuple[str, ...]:
+    """The fewest nodes that explain all failed groups: of pairs those that most of them share, else of the larger groups.
 
     Where that leaves several, those that failed by themselves and did not only wait for another.
     """
-    suspects = _suspects(groups)
+    names = suspects(groups)
     told = {name: text for group in groups if not group.ok for name, text in group.errors.items()}
-    own = tuple(name for name in suspects if name in told and not _WAITED.search(told[name]))
-    return own or suspects
+    own = tuple(name for name in names if name in told and not _WAITED.search(told[name]))
+    return own or names
 
 
-def _suspects(groups: tuple[GroupResult, ...]) -> tuple[str, ...]:
+def suspects(groups: Sequence[GroupResult]) -> tuple[str, ...]:
+    """Who may be to blame by who failed with whom alone, whatever the members said."""
     failed = [group for group in groups if not group.ok]
     if not failed:
         return ()
-    good = {name for group in groups if group.ok for name in group.nodes}
-    pairs = [set(group.nodes) for group in failed if len(group.nodes) == 2]
+    pairs = [frozenset(group.nodes) for group in failed if len(group.nodes) == 2]
     if pairs:
-        common = set.intersection(*pairs)
-        narrow = common - good if len(pairs) == 1 else common
-        return tuple(sorted(narrow or common or set.union(*pairs)))
+        return _cover(pairs, Counter(name for group in groups if group.ok for name in group.nodes))
     smallest = min(failed, key=lambda group: len(group.nodes))
-    wrong = [name for name in smallest.nodes if name in smallest.wrong]
-    return tuple(wrong or smallest.nodes)
+    if wrong := tuple(name for name in smallest.nodes if name in smallest.wrong):
+        return wrong
+    # All pairs passed, so only what larger groups did tells nodes apart.
+    common = set.intersection(*(set(group.nodes) for group in failed))
+    innocent = {name for group in groups if group.ok and len(group.nodes) > 2 for name in group.nodes}
+    return tuple(sorted((common - innocent) or common or smallest.nodes))
+
+
+def _cover(pairs: Sequence[frozenset[str]], good: Counter[str]) -> tuple[str, ...]:
+    """Nodes of which each failed pair has one: the one in most of them first; of equals those with the fewest good pairs."""
+    left, found = list(pairs), set[str]()
+    while left:
+        count = Counter(name for pair in left for name in pair)
+        most = max(count.values())
+        equal = [name for name in count if count[name] == most]
+        fewest = min(good[name] for name in equal)
+        found |= {name for name in equal if good[name] == fewest}
+        left = [pair for pair in left if not pair & found]
+    return tuple(sorted(found))
 
 
 def correct(scene: Scene) -> Outcome:

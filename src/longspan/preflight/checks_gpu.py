@@ -10,13 +10,16 @@ from longspan.units import MIB, format_bytes
 # What an idle GPU's driver and display keep for themselves (a chosen threshold).
 IDLE_BYTES = 1024 * MIB
 _NONE = "no node has a GPU that a driver lists"
-_CPU = "the ranks run on processors"
+_ELSEWHERE = {
+    "cpu": "the ranks run on processors",
+    "rocm": "these checks ask NVIDIA's driver, the ranks run on AMD's GPUs",
+}
 
 
 def _with_gpus(judge: Callable[[Scene], Outcome]) -> Callable[[Scene], Outcome]:
     """Skipped where there is no GPU at all."""
     return lambda scene: (
-        judge(scene) if scene.has_gpus else Outcome(skipped=_CPU if scene.device == "cpu" else _NONE)
+        judge(scene) if scene.has_gpus else Outcome(skipped=_ELSEWHERE.get(scene.device, _NONE))
     )
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from longspan.preflight import remote
-from longspan.preflight.checks_collective import only_waited
+from longspan.preflight.checks_collective import only_waited, suspects
 from longspan.preflight.scene import GroupResult, Scene
 from longspan.preflight.session import Session, SessionLostError, sources
 
@@ -14,6 +14,8 @@ START_SECONDS = 120.0  # importing torch on a slow disk
 OPERATION_SECONDS = {"gloo": 15.0, "nccl": 30.0}
 # So many groups that only waited are tried a second time: a busy machine is no broken link. More of them are no accident.
 TRIED_AGAIN = 2
+# Halves of a group whose pairs all pass leave a failing one of at most so many, if a single node is to blame.
+NARROWED = 5
 BYTES = {"gloo": 8 << 20, "nccl": 256 << 20}
 
 
@@ -73,6 +75,7 @@ class Collective:
             if len(self.names) > 2 and all(group.ok for group in found):
                 self.progress(f"all-reduce over {len(self.names)} nodes …")
                 found += self._bisect(self.names)
+                found += self._narrow(found)
             return tuple(found), ""
         finally:
             self._everywhere(lambda name: self._ask(name, "collective_stop", 30))
@@ -96,7 +99,7 @@ class Collective:
             return self._ask(
                 name, "collective_start", START_SECONDS + 10, boot=remote.BOOT, bundle=line, env={**env, **want.env},
                 count=self.members[name], gpus=list(range(self.members[name])) if self.backend == "nccl" else [],
-                address=want.address, ports=len(self.names) + 16 + TRIED_AGAIN, seconds=START_SECONDS,
+                address=want.address, ports=len(self.names) + 16 + TRIED_AGAIN + NARROWED, seconds=START_SECONDS,
             )  # fmt: skip
 
         for name, answer in zip(self.names, self._everywhere(start), strict=True):
@@ -148,6 +151,23 @@ class Collective:
                 if len(half) > 2:  # pairs are known already
                     found += self._bisect(half)
         return found
+
+    def _narrow(self, found: Sequence[GroupResult]) -> list[GroupResult]:
+        """The smallest failing group again, with one node after the other changed for one outside, or without it: a node that
+        fails in company only is told from the others so."""
+        failed = [group for group in found if not group.ok]
+        smallest = min(failed, key=lambda group: len(group.nodes), default=None)
+        more: list[GroupResult] = []
+        if smallest is None or len(smallest.nodes) > NARROWED or smallest.wrong:
+            return more
+        outside = [name for name in self.names if name not in smallest.nodes]
+        for name in smallest.nodes:
+            company = [other for other in smallest.nodes if other != name] + outside[:1]
+            if len(suspects([*found, *more])) == 1 or len(company) < 3:
+                break
+            self.progress(f"the group of {len(smallest.nodes)} again without {name} …")
+            more += self._round([company])
+        return more
 
 
 def read_group(group: Sequence[str], backend: str, told: Mapping[str, Any]) -> GroupResult:

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from longspan.errors import HostError
-from longspan.host import Conversation, Host, SshHost
+from longspan.host import Conversation, Host
 from longspan.preflight import remote
 from longspan.preflight.read import read_refusal
 
@@ -34,7 +34,7 @@ class Session:
         """Starts the node's program.
 
         Raises:
-            SessionLostError: ssh is missing here.
+            SessionLostError: ssh is missing here, or the node's container cannot be started.
         """
         self.host = host
         self.python = python
@@ -84,7 +84,7 @@ class Session:
     @property
     def target(self) -> str:
         """What one types after ssh."""
-        return self.host.target if isinstance(self.host, SshHost) else self.host.name
+        return str(getattr(self.host, "target", self.host.name))
 
     def _lost(self) -> SessionLostError:
         errors = list(self._talk.errors)
