@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab.build import PROGRAMS, Lab, build_lab, leftovers, start_time, sweep
-from lab.hosts import SSH_PORT, HostSpec, LabHost
+from lab.hosts import SSH_PORT, HostPopen, HostSpec, LabHost
 from lab.network import bridges, namespaces
 
 MakeLab = Callable[..., AbstractContextManager[Lab]]
@@ -85,10 +86,20 @@ def test_names_and_nics_differ(lab: Lab) -> None:
         assert host.run(["getent", "hosts", "h2"]).stdout.split() == [lab["h2"].address, "h2"]
 
 
+def sleeping(host: LabHost) -> HostPopen:
+    """A `sleep 1000` in a host; on a busy machine it takes a while until what starts it has become it."""
+    sleeper = host.popen(["sh", "-c", "echo runs; exec sleep 1000"], stdout=subprocess.PIPE)
+    assert sleeper.stdout is not None
+    assert sleeper.stdout.readline() == b"runs\n"
+    while not host.run(["pgrep", "-fx", "sleep 1000"], check=False).stdout:
+        time.sleep(0.05)
+    return sleeper
+
+
 def test_hosts_do_not_see_each_others_processes(lab: Lab) -> None:
     """The process table of a host holds its own only."""
     first, second = lab.hosts
-    sleeper = first.popen(["sleep", "1000"])
+    sleeper = sleeping(first)
     try:
         assert "sleep 1000" not in second.run(["ps", "-eww", "-o", "args"]).stdout
         assert first.run(["pgrep", "-fx", "sleep 1000"]).stdout.strip()
@@ -96,7 +107,7 @@ def test_hosts_do_not_see_each_others_processes(lab: Lab) -> None:
         assert sleeper.wait(timeout=10) == -signal.SIGTERM
     finally:
         sleeper.kill()
-        sleeper.wait()
+        sleeper.communicate(timeout=10)
 
 
 def test_shared_memory_and_ray_directory_are_private(lab: Lab) -> None:
@@ -150,10 +161,8 @@ def test_block_one_port(lab: Lab) -> None:
 def test_freeze_and_thaw(lab: Lab) -> None:
     """Every process of a frozen host is stopped, and goes on after the thaw."""
     host = lab["h2"]
-    sleeper = host.popen(["sh", "-c", "echo runs; exec sleep 1000"], stdout=subprocess.PIPE)
+    sleeper = sleeping(host)
     try:
-        assert sleeper.stdout is not None
-        assert sleeper.stdout.readline() == b"runs\n"
         host.freeze()
         states = [
             Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in host.processes()
