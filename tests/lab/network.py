@@ -62,6 +62,8 @@ def claim_network(owner: str) -> Network:
     first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) * LABS_OF_ONE_WORKER
     for number in range(first, first + LABS_OF_ONE_WORKER):
         network = Network(number)
+        if any(NETNS.glob(f"{network.bridge}h*")):
+            continue  # of a lab whose bridge is in another network namespace
         done = subprocess.run(
             ["ip", "link", "add", network.bridge, "type", "bridge"], capture_output=True, check=False
         )
