@@ -16,7 +16,7 @@ from engine.running import Longspan
 from lab.build import build_lab, why_no_lab
 from lab.hosts import HostSpec
 
-PHASES = ("agents", "digests", "ray", "reservation")
+PHASES = ("agents", "ray", "reservation")
 
 
 def measure(model: str, state: Path) -> dict[str, object]:

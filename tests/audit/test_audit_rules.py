@@ -36,7 +36,8 @@ def test_a_healthy_deployment_passes() -> None:
     ("rule", "changes", "said"),
     [
         ("serving", {"phase": "engine"}, "in the phase engine"),
-        ("serving", {"proof": "partly"}, "says partly"),
+        ("serving", {"proof": "failed"}, "says failed"),
+        ("serving", {"proof": ""}, "says nothing"),
         ("versions-equal", {"versions": {"a": {"vllm": "0.20"}, "b": {"vllm": "0.19"}}}, "b has vllm 0.19, a has 0.20"),
         ("versions-equal", {"versions": {"a": {"ray": "2"}, "b": {"ray": None}}}, "b has ray none"),
         ("keys", {"keyless_answer": 200}, "without a key"),
@@ -67,6 +68,13 @@ def test_each_fault_is_found_alone(rule: str, changes: dict[str, Any], said: str
         assert finding.evidence
         assert finding.remedy
         assert finding.cause == f"audit-{rule}"
+
+
+def test_a_proof_that_left_something_out_is_told_and_fails_nothing() -> None:
+    """A model that no GPU holds alone has no one-rank reference: every audit of it would fail for what nobody can mend."""
+    partly = replace(HEALTHY, proof="partly verified", unproved={"reference": "no GPU of this node is free"})
+    (found,) = [finding for line in audit(partly) for finding in line.findings]
+    assert (found.severity, found.evidence[0].text) == ("info", "reference: no GPU of this node is free")
 
 
 @pytest.mark.parametrize(

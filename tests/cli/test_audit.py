@@ -72,7 +72,7 @@ def deployment(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         places.gateway_config, f'listen = "x"\n[[replicas]]\nname = "r0"\nurl = "http://127.0.0.1:{server}"\n'
     )
     status = {
-        "phase": "serving", "proof": {"verdict": "verified"},
+        "phase": "serving", "proof": {"verdict": "partly verified", "layers": [{"name": "reference", "state": "skipped", "seen": "no GPU is free"}]},
         "nodes": [{"name": "node-1", "facts": {"python": "3.11", "ray": "2", "vllm": "1"}}],
     }  # fmt: skip
     monkeypatch.setattr(
@@ -88,12 +88,13 @@ def test_the_audit_of_a_deployment(longspan: Callable[..., Any], deployment: Pla
     assert said.code == 0, said.err
     states = {row["rule"]: row["state"] for row in said.document["rules"]}
     assert states == {
-        "serving": "passed", "versions-equal": "passed", "keys": "passed", "open-ports": "skipped", "dashboard": "skipped",
+        "serving": "failed", "versions-equal": "passed", "keys": "passed", "open-ports": "skipped", "dashboard": "skipped",
         "secrets": "skipped", "tls": "passed", "slow-links": "passed", "memory-fits": "failed", "context-fits": "skipped",
         "standby": "failed", "drain": "passed", "metrics": "passed", "licence": "passed",
     }  # fmt: skip
     assert longspan("audit", "--strict").code == AuditError.exit_code
     shown = longspan("audit")
+    assert "info: The proof of default left out reference" in shown.out
     assert "One replica and nobody else" in shown.out
     assert "do:" in shown.out
 

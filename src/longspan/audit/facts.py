@@ -63,6 +63,7 @@ class Facts:
 
     Attributes:
         versions: node -> package -> version.
+        proof: its verdict; unproved: the layers of it that were skipped -> why.
         rank_nodes: the node of each rank, in rank order.
         networks: node -> "infiniband", "roce", "ethernet", out of the cluster file; empty where it does not say.
         keyless_answer: the gateway's HTTP status for a request without a key.
@@ -89,6 +90,7 @@ class Facts:
     keyless_answer: int | None = None
     replicas: int = 1
     providers: int = 0
+    unproved: Mapping[str, str] = field(default_factory=dict)
     uncounted: tuple[str, ...] | None = None
     uncollected: Mapping[str, str] | None = None
     traffic: Traffic | None = None

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longspan.audit.facts import Facts, Listener, is_loopback
 from longspan.finding import Evidence, Finding, Severity
@@ -60,12 +60,20 @@ def _on_all_nodes(facts: Facts, fact: str, found: list[Finding]) -> Outcome:
 
 
 def serving(facts: Facts, rule: Rule) -> Outcome:
-    """It serves, and its answers were proved."""
+    """It serves, and its answers were proved (what the proof had to leave out is told as info)."""
     if facts.phase != "serving":
         return [
             _finding(rule, facts.name, f"{facts.name} does not serve: it is in the phase {facts.phase}.",
                      [f"phase {facts.phase}"], "`longspan status` and `longspan doctor` say why.")
         ]  # fmt: skip
+    if facts.proof == "partly verified":
+        # A model that no single GPU holds has no one-rank reference: nothing that the operator could mend, but he should know.
+        left_out = _finding(
+            rule, facts.name, f"The proof of {facts.name} left out {', '.join(facts.unproved) or 'a layer'}; what it looked at passed.",
+            [f"{layer}: {why}" for layer, why in facts.unproved.items()] or ["proof partly verified"],
+            "docs/proof.md says what each layer needs.",
+        )  # fmt: skip
+        return [replace(left_out, severity="info")]
     if facts.proof != "verified":
         return [
             _finding(rule, facts.name, f"The proof of {facts.name} says {facts.proof or 'nothing'}, not verified.",

@@ -48,6 +48,9 @@ def gather(places: Places, cluster: Path | None) -> Facts:
     facts = Facts(
         name=spec.name, phase=status["phase"], listen=spec.listen, tls="tls" in gateway, tp=spec.tp, pp=spec.pp,
         joined_ray=spec.ray_address is not None, proof=str((status["proof"] or {}).get("verdict", "")),
+        unproved={
+            layer["name"]: layer["seen"] for layer in (status["proof"] or {}).get("layers", ()) if layer["state"] == "skipped"
+        },
         versions={
             node["name"]: {key: node["facts"][key] for key in ("python", "ray", "vllm")}
             for node in status["nodes"] if node["facts"]
